@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt.data.prepare import prepare_for
+from gpt.data.prepare import Reading, prepare_for
 from gpt.data.respelling import Respelling
 from gpt.data.shards import Prepared
+from gpt.data.split import Divided
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows, WeightedBatch
 from gpt.errors import InputError, check_least
 from gpt.text.template import DEFAULT_TEMPLATE, Template
@@ -60,6 +61,11 @@ class DataOptions:
         if not 0 <= self.bpe_dropout <= 1:
             raise InputError(f"bpe_dropout must be in [0, 1], got {self.bpe_dropout}")
 
+    @property
+    def reading(self) -> Reading:
+        """How the corpus is read and divided."""
+        return Reading(**{each.name: getattr(self, each.name) for each in fields(Reading)})
+
 
 class TokenData(pl.LightningDataModule):
     """Batches of token windows from any corpus. Give the Trainer `use_distributed_sampler=False`.
@@ -70,6 +76,7 @@ class TokenData(pl.LightningDataModule):
         context_length: tokens in a window.
         seed: determines the order of the windows.
         tokenizer: encodes the text instead of the vocabulary.
+        text: the corpus, if it was divided or prepared before with these options.
         options: the other fields of `DataOptions`.
     """
 
@@ -80,12 +87,14 @@ class TokenData(pl.LightningDataModule):
         context_length: int = 128,
         seed: int = 0,
         tokenizer: Tokenizer | None = None,
+        text: Divided | Prepared | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.options = DataOptions(corpus=corpus, **options)
         check_least(1, context_length=context_length)
         self.vocabulary = tokenizer or find_vocabulary(self.options.vocabulary, vocab_size)
+        self._text: str | Divided | Prepared = text or corpus
         self.context_length = context_length
         self.batch_size = self.options.batch_size
         self.seed = seed
@@ -95,9 +104,8 @@ class TokenData(pl.LightningDataModule):
     @cached_property
     def prepared(self) -> Prepared:
         """The prepared folder. It is made on first use."""
-        names = "val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template"
-        options: dict[str, Any] = {name: getattr(self.options, name) for name in names}
-        prepared = Prepared(prepare_for(self.vocabulary, self.options.corpus, **options))
+        prepared = prepare_for(self.vocabulary, self._text, self.options.reading)
+        self._text = prepared  # the text itself may be large, and is not needed any more
         prepared.check_examples(self.context_length, self.options.isolate)
         return prepared
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.cores import cores
-from gpt.data.corpus import find_corpus
+from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.documents import Piece
 from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared, token_dtype
-from gpt.data.split import SPLITS, Divided
+from gpt.data.split import SPLITS, Divided, divide_corpus
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder, locked, write_json
 from gpt.plain import as_dict
@@ -63,53 +63,91 @@ def prepare(
         skip_bad_rows: the most rows that cannot be used and may be left out; by default none.
         template: the text around the messages of examples.
     """
-    return prepare_for(
-        find_vocabulary(vocabulary, vocab_size),
-        corpus,
-        output,
-        val_fraction,
-        most_bytes,
+    reading = Reading(
+        val_fraction=val_fraction,
+        most_bytes=most_bytes,
         text_column=text_column,
         skip_bad_rows=skip_bad_rows,
         template=template,
     )
+    return prepare_for(find_vocabulary(vocabulary, vocab_size), corpus, reading, output).folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a corpus is read and divided, as in `prepare`. Raises InputError for `most_bytes` below 1."""
+
+    val_fraction: float | None = None
+    most_bytes: int | None = None
+    text_column: str | None = None
+    skip_bad_rows: int | None = None
+    template: Template | None = None
+    """The text around the messages of examples; None for what the corpus itself says."""
+
+    def __post_init__(self) -> None:
+        check_least(1, most_bytes=self.most_bytes)
+
+    def find(self, corpus: str) -> Corpus:
+        """Find the corpus of this name, with these columns, bad rows and template."""
+        return find_corpus(
+            corpus, text_column=self.text_column, skip_bad_rows=self.skip_bad_rows, template=self.template
+        )
+
+
+AS_USUAL = Reading()
+"""All of a corpus, with the usual columns and the usual part held out."""
 
 
 def prepare_for(
     vocabulary: Tokenizer | Learned,
-    corpus: str,
+    corpus: str | Divided | Prepared,
+    reading: Reading = AS_USUAL,
     output: str | os.PathLike[str] | None = None,
-    val_fraction: float | None = None,
-    most_bytes: int | None = None,
-    **reading: Any,
-) -> Path:
-    """Do as `prepare` does, for a tokenizer or a vocabulary to learn. `reading` goes to `find_corpus`."""
-    check_least(1, most_bytes=most_bytes)
-    if is_prepared(corpus):
-        return _check_vocabulary(Path(corpus), vocabulary)
-    source = find_corpus(corpus, **reading)
-    parts = META, source, source.stamps(), vars(vocabulary), val_fraction, most_bytes
+) -> Prepared:
+    """Do as `prepare` does, for a tokenizer or a vocabulary to learn, and open the folder.
+
+    A corpus that was divided already is not found and read again. It says itself how it was read, so
+    `reading` counts only for a name.
+    """
+    if isinstance(corpus, str) and is_prepared(corpus):
+        corpus = Prepared(corpus)
+    if isinstance(corpus, Prepared):
+        _check_vocabulary(corpus, vocabulary)
+        return corpus
+    if isinstance(corpus, Divided):
+        source, stamps = corpus.source, corpus.stamps
+        val_fraction, most_bytes = corpus.val_fraction, corpus.most_bytes
+    else:
+        source = reading.find(corpus)
+        stamps = source.stamps()
+        val_fraction, most_bytes = reading.val_fraction, reading.most_bytes
+    parts = META, source, stamps, vars(vocabulary), val_fraction, most_bytes
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     folder = Path(output) if output is not None else cache_folder() / key
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(_beside(folder, "lock")):
-        if _is_done(folder, key):
-            return folder
-        divided = Divided(source, val_fraction, most_bytes)
-        if isinstance(vocabulary, Learned):
-            vocabulary = learn(divided.to_learn_from(), vocabulary)
-        unfinished = _beside(folder, "unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left it
-        try:
-            unfinished.mkdir()
-            meta = _write(unfinished, divided, vocabulary, key)
-            write_json(unfinished / META, as_dict(meta))
-            with suppress(FileNotFoundError):
-                folder.rmdir()
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+        if prepared := _open_done(folder, key):
+            return prepared
+        divided = corpus if isinstance(corpus, Divided) else divide_corpus(source, val_fraction, most_bytes)
+        _make_folder(folder, divided, vocabulary, key)
+    return Prepared(folder)
+
+
+def _make_folder(folder: Path, divided: Divided, vocabulary: Tokenizer | Learned, key: str) -> None:
+    """Learn the vocabulary, if it has to be, and write the folder. It is renamed when it is complete."""
+    if isinstance(vocabulary, Learned):
+        vocabulary = learn(divided.to_learn_from(), vocabulary)
+    unfinished = _beside(folder, "unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left it
+    try:
+        unfinished.mkdir()
+        meta = _write(unfinished, divided, vocabulary, key)
+        write_json(unfinished / META, as_dict(meta))
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _beside(folder: Path, ending: str) -> Path:
@@ -240,27 +278,28 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     yield block
 
 
-def _is_done(folder: Path, key: str) -> bool:
-    """Whether `folder` is already prepared with this key. Raises InputError if it holds anything else."""
+def _open_done(folder: Path, key: str) -> Prepared | None:
+    """Open `folder` if it is already prepared with this key. Raises InputError if it holds anything else."""
     if not folder.is_dir() or not any(folder.iterdir()):
-        return False
+        return None
     with suppress(InputError):
-        if Prepared(folder).meta.key == key:
-            return True
+        prepared = Prepared(folder)
+        if prepared.meta.key == key:
+            return prepared
     if key not in folder.name:  # a damaged folder in the cache, whose name has the key, is made again
         raise InputError(
             f"{folder} holds other files, or other text or options: delete it, or choose another"
         )
     shutil.rmtree(folder)
-    return False
+    return None
 
 
-def _check_vocabulary(folder: Path, wanted: Tokenizer | Learned) -> Path:
-    """Return a prepared folder. Raises InputError if its tokenizer is not the one that is wanted."""
-    found = Prepared(folder).tokenizer
-    if not isinstance(wanted, Learned) and found != wanted:
+def _check_vocabulary(prepared: Prepared, wanted: Tokenizer | Learned) -> None:
+    """Raise InputError if the tokenizer of a prepared folder is not the one that is wanted."""
+    own = prepared.tokenizer
+    if not isinstance(wanted, Learned) and own != wanted:
         raise InputError(
-            f"{folder} was prepared with vocab_size {found.n_vocab}, not {wanted.n_vocab}, or with another "
-            "vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text again"
+            f"{prepared.folder} was prepared with vocab_size {own.n_vocab}, not {wanted.n_vocab}, or with "
+            "another vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text "
+            "again"
         )
-    return folder

@@ -6,8 +6,8 @@ The units with the lowest hashes are held out. So equal documents are in the sam
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from gpt.data.corpus import Corpus, evenly_spread
@@ -70,46 +70,42 @@ class Rule:
         return Rule(self.longest, below, held / total)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Divided:
-    """A corpus in two parts, `train` and `val`.
+    """A corpus in two parts, `train` and `val`; `divide_corpus` makes it.
 
-    Args:
-        val_fraction: the fraction of the text to hold out, by default as `held_out_bytes` says.
-        most_bytes: read only about this many bytes of a longer text, see `Corpus.pieces`.
-
-    Raises:
-        InputError: `val_fraction` is outside [0, 1), or the corpus cannot be read.
+    It is made once and handed on: the plan measures it, the vocabulary is learned from it, and its pieces are
+    tokenized.
     """
 
-    def __init__(
-        self, source: Corpus, val_fraction: float | None = None, most_bytes: int | None = None
-    ) -> None:
-        if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
-            raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
-        self.source = source
-        most = most_bytes or _UNLIMITED
-        there, pieces = _measure(source, most)
-        self.drawn = most_bytes if most < there else None
-        """`most_bytes` if only a part of the text is read, else None."""
-        self._all = pieces  # all pieces, if they fit into memory
-        self.size = min(most, there) if pieces is None else sum(len(piece.text.encode()) for piece in pieces)
-        """The bytes of UTF-8 text in both parts. For a large text this is an estimate."""
-        self.rule = Rule.of(self.size, val_fraction)
-        if pieces is not None:
-            self.rule = self.rule.exact(pieces)
-            self._all = list(divide(pieces, self.rule))
+    source: Corpus
+    stamps: list[object]
+    """The files as they were before they were read, see `Corpus.stamps`."""
+    val_fraction: float | None
+    """The fraction to hold out that was asked for; None for the usual one."""
+    most_bytes: int | None
+    """The bytes to read of a longer text that were asked for; None for all of it."""
+    is_whole: bool
+    """Whether all of the text is read."""
+    size: int
+    """The bytes of UTF-8 text in both parts. For a large text this is an estimate."""
+    rule: Rule
+    text: Sequence[Piece] | None = field(repr=False)
+    """All pieces with their splits, if they fit into memory."""
 
     def pieces(self) -> Iterable[Piece]:
         """All pieces, in order."""
-        return self._all or divide(self.source.pieces(self.drawn), self.rule)
+        if self.text:
+            return self.text
+        return divide(self.source.pieces(None if self.is_whole else self.most_bytes), self.rule)
 
     def sample(self) -> Iterable[Piece]:
         """Return all pieces of a text of up to `SAMPLE_BYTES`, and some parts of a larger text.
 
         Then a larger share is held out than in `pieces`. What is `train` here is `train` in `pieces` too.
         """
-        if self._all:
-            return self._all
+        if self.text:
+            return self.text
         rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
         return divide(self.source.pieces(SAMPLE_BYTES), rule)
 
@@ -120,24 +116,84 @@ class Divided:
         return [text for number, text in enumerate(train) if evenly_spread(number) < share]
 
 
-def _measure(source: Corpus, most: int) -> tuple[int, list[Piece] | None]:
-    """Estimate the bytes of a corpus. Return them with its pieces, at most `most` bytes of them.
+def divide_corpus(
+    source: Corpus, val_fraction: float | None = None, most_bytes: int | None = None
+) -> Divided:
+    """Divide a corpus. A text of up to `SAMPLE_BYTES` is read here, once and for all.
 
-    The pieces are None if they do not fit into memory.
+    Args:
+        source: the corpus.
+        val_fraction: the fraction of the text to hold out, by default as `held_out_bytes` says.
+        most_bytes: read only about this many bytes of a longer text, see `Corpus.pieces`.
+
+    Raises:
+        InputError: `val_fraction` is outside [0, 1), or the corpus cannot be read.
+    """
+    if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
+        raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
+    stamps = source.stamps()  # before the text is read, so that a later change is noticed
+    most = most_bytes or _UNLIMITED
+    sample = _take_sample(source, most)
+    total = _total_bytes(source, sample, most)
+    if sample.is_all:
+        size = sample.size
+        usual = Rule.of(size, val_fraction)
+        rule = usual.exact(sample.pieces)
+        text = list(divide(sample.pieces, rule))
+    else:
+        size = min(most, total)
+        rule = Rule.of(size, val_fraction)
+        text = None
+    return Divided(
+        source=source,
+        stamps=stamps,
+        val_fraction=val_fraction,
+        most_bytes=most_bytes,
+        is_whole=most >= total,
+        size=size,
+        rule=rule,
+        text=text,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """The beginning of a corpus, or parts spread over it."""
+
+    pieces: list[Piece]
+    size: int
+    """Bytes of these pieces."""
+    is_all: bool
+    """Whether these are all pieces that will be read. Otherwise they do not fit into memory."""
+
+
+def _take_sample(source: Corpus, most: int) -> _Sample:
+    """Read what fits into memory of the `most` bytes to read.
+
+    Nothing is read if more is known to be there.
     """
     known = source.size()
     if known is not None and min(known, most) > SAMPLE_BYTES:
-        return known, None
+        return _Sample([], 0, is_all=False)
     limit = min(most, SAMPLE_BYTES)
     pieces = list(source.pieces(limit))
-    read = sum(len(piece.text.encode()) for piece in pieces)
-    there = known
-    if there is None and read < limit:
-        there = read
-    if most <= SAMPLE_BYTES or (there is not None and read <= limit):  # Parquet can hold more than its size
-        return _UNLIMITED if there is None else there, pieces
-    documents = sum(piece.first for piece in pieces)
-    return there or max(read, source.estimated_size(read, documents)), None
+    size = sum(len(piece.text.encode()) for piece in pieces)
+    # A reader stops a little after its limit. Parquet can hold more than its size.
+    ends = size <= limit if known is not None else size < limit
+    return _Sample(pieces, size, is_all=most <= SAMPLE_BYTES or ends)
+
+
+def _total_bytes(source: Corpus, sample: _Sample, most: int) -> int:
+    """The bytes of text that a corpus has, whether they are read or not. An estimate for a large one."""
+    known = source.size()
+    if known is not None:
+        return known
+    if sample.size < min(most, SAMPLE_BYTES):  # the text ended before the limit
+        return sample.size
+    if sample.is_all:  # there is more, and how much does not matter
+        return _UNLIMITED
+    documents = sum(piece.first for piece in sample.pieces)
+    return max(sample.size, source.estimated_size(sample.size, documents))
 
 
 def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:

@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from gpt.data.prepare import prepare_for
+from gpt.data.prepare import AS_USUAL, Reading, prepare_for
 from gpt.data.shards import Prepared, is_prepared
+from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.choices import score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
@@ -46,24 +48,23 @@ def evaluate(
     if data is None:
         raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
     model, tokenizer, template = load_with_template(checkpoint, device)
-    reading = {
-        "val_fraction": val_fraction,
-        "most_bytes": most_bytes,
-        "text_column": text_column,
-        "skip_bad_rows": skip_bad_rows,
-        "template": template,
-    }
+    reading = Reading(
+        val_fraction=val_fraction,
+        most_bytes=most_bytes,
+        text_column=text_column,
+        skip_bad_rows=skip_bad_rows,
+        template=template,
+    )
     score_data = score_labels if choices else score_text
-    print(json.dumps({"data": data, **score_data(model, tokenizer, data, split, **reading)}, indent=2))
+    print(json.dumps({"data": data, **score_data(model, tokenizer, data, split, reading)}, indent=2))
 
 
 def score_text(
-    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, **reading: Any
+    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = AS_USUAL
 ) -> dict[str, Any]:
     """Return nats per token, perplexity, bits per byte of UTF-8 text, and the standard error of the last.
 
-    `reading` are options of `prepare_for`. Bits per byte can be compared between tokenizers. Each token is
-    scored once.
+    Bits per byte can be compared between tokenizers. Each token is scored once.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is scored as a token of no
     bytes. In examples, only the completions count, not the prompts or the `template`'s text. Raises
@@ -93,35 +94,38 @@ def score_text(
 
 
 def score_labels(
-    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, **reading: Any
+    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = AS_USUAL
 ) -> dict[str, Any]:
-    """Return the result of `score_choices` for `data`. `reading` are options of `prepare_for`."""
+    """Return the result of `score_choices` for `data`."""
     prepared, part, named = _prepare(tokenizer, data, split, reading)
     return {"split": named, **score_choices(model, prepared, part)}
 
 
 def _prepare(
-    tokenizer: Tokenizer, data: str, split: str | None, reading: dict[str, Any]
+    tokenizer: Tokenizer, data: str, split: str | None, reading: Reading
 ) -> tuple[Prepared, str, str]:
     """Prepare `data`. Return it, the split to score, and the name of that part of the data in the output."""
     if is_prepared(data):
         split = split or "val"
     elif split is None:  # score the entire text
-        reading = {**reading, "val_fraction": 0.0}
-    return Prepared(prepare_for(tokenizer, data, **reading)), split or "train", split or "all"
+        reading = replace(reading, val_fraction=0.0)
+    return prepare_for(tokenizer, data, reading), split or "train", split or "all"
 
 
 def score_sample(
-    weights: str, data: str, most_context: int, device: Device, **reading: Any
+    weights: str, text: Divided | Prepared, most_context: int, device: Device
 ) -> tuple[float, float]:
     """Return bits per byte of about `SAMPLE` tokens, spread over the held-out text, and their standard error.
 
     `weights` are a path or name for `find`. They have at most `most_context` positions and run on `device`.
-    `reading` are options of `prepare_for`.
+    Their own template is put around the messages of examples.
     """
     found = read_weights(weights)
     found = found.cropped().with_positions(min(most_context, found.config.context_length))
     model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
-    prepared = Prepared(prepare_for(found.tokenizer, data, template=found.template, **reading))
+    if isinstance(text, Divided) and found.template and found.template != text.source.template:
+        source = replace(text.source, template=found.template)
+        text = divide_corpus(source, text.val_fraction, text.most_bytes)
+    prepared = prepare_for(found.tokenizer, text)
     nats, sizes = map(np.concatenate, zip(*score_windows(model, prepared, "val", SAMPLE), strict=True))
     return bits_per_byte(nats, sizes)

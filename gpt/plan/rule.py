@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpt.cores import cores
 from gpt.errors import InputError
-from gpt.training.sampled import LATE, LATE_RATE, sampled_share
+from gpt.training.sampled import LATE, LATE_RATE
 from gpt.training.schedule import learning_rates
+from gpt.training.speed import Machine, Shape
 
 # The rule. Compute is counted in training operations, see `Shape.operations`.
 USUAL_COMPUTE = 3.3e13
@@ -63,8 +65,12 @@ GIVEN = (
 )
 """Options that a plan keeps if they are given."""
 
+BYTES_PER_TOKEN = 4
+"""Bytes of text per token, an estimate where tokens are not counted."""
 END_SECONDS = 1.2
 """Seconds after the last validation: for a checkpoint, the loss curve, the end of the process."""
+_LEAST_READ = 1 << 22  # bytes: a short text is read whole even on a busy machine
+_READ = 8e6  # bytes per minute and core: tokenizing more would take longer than training on it
 _FEWEST_STEPS = 20
 _FEWEST_WINDOWS = 6  # in a batch: fewer would see too few places of the text
 _FEWEST_IDS = 512
@@ -72,30 +78,12 @@ _BATCHES_OF_A_TEXT = 16  # batches in an epoch, at least
 _VALIDATIONS = 5  # validations in a run, at most
 _VALIDATING = 0.04  # share of the time for validation, unless two validations take longer
 _BESIDE = 16_384  # a validation's temperature, sample and checkpoint take as long as this many tokens
-_SAMPLED_SOFTMAX = 8  # on a CPU; on a GPU this was not measured
 _DROPPING = 1.3  # a step with dropout takes this many times as long
 _RESPELLING = 1.5e-6  # seconds per token for BPE-dropout
 _COMPILING_FROM = 600.0  # seconds of training on a GPU from which compiling pays off
 # For widths beyond the measured ones, learning rates are at most those of configs/gpt2-small.yaml.
 _WIDE = 768
 _WIDE_RATES = (2e-3, 6e-4)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The machine's speed and memory for a run."""
-
-    speed: float
-    """Training operations per second, of all processes together."""
-    memory: float
-    """Bytes for each process."""
-    is_gpu: bool
-    processes: int = 1
-
-    @property
-    def sampled_softmax(self) -> int:
-        """The planned runs' option `sampled_softmax`."""
-        return 1 if self.is_gpu else _SAMPLED_SOFTMAX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,50 +118,6 @@ class Text:
         if self.tokens:
             return self.size / self.tokens
         return max(1.0, 1.9 + 0.425 * math.log2(vocab_size / 512))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The shape of a model and its batch, which decides the time and memory of a step."""
-
-    vocab_size: int
-    context_length: int
-    emb_dim: int
-    num_layers: int
-    batch_size: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in a batch."""
-        return self.batch_size * self.context_length
-
-    @property
-    def blocks(self) -> int:
-        """Weights in the blocks' matrices."""
-        return 12 * self.num_layers * self.emb_dim**2
-
-    @property
-    def table(self) -> int:
-        """Weights in the token embedding, which is also the head."""
-        return self.vocab_size * self.emb_dim
-
-    def operations(self, sampled_softmax: int = 1) -> float:
-        """Count the operations of a training step: six for each weight and token.
-
-        Work that is no matrix product, such as a softmax or the launch of a kernel, counts as many operations
-        as would take the same time on a core.
-        """
-        scored = self.vocab_size * sampled_share(self.vocab_size, self.tokens, sampled_softmax)
-        attention = 11 * self.num_layers * self.context_length * self.emb_dim
-        of_token = self.blocks + 1.4 * scored * (self.emb_dim + 64) + attention
-        of_update = self.num_layers * (2e8 + 90 * self.emb_dim**3)  # including Muon's matrix products
-        return float(6 * (self.tokens * of_token + of_update))
-
-    def memory(self) -> int:
-        """Estimate the bytes of a step: weights, gradients, moments, activations and a chunk's logits."""
-        activations = self.tokens * self.emb_dim * (36 * self.num_layers + 8)
-        logits = min(self.tokens, 8192) * self.vocab_size  # of a GPU's chunk; a CPU's is smaller
-        return 16 * (self.blocks + self.table) + 2 * activations + 8 * logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,13 +234,8 @@ def choose(text: Text, machine: Machine, seconds: float, given: Mapping[str, Any
     bytes_per_step = shape.tokens * text.bytes_per_token(shape.vocab_size)
     in_part = MOST_EPOCHS * text.train_bytes / bytes_per_step
     epochs = min(in_time, in_part) * bytes_per_step / text.train_bytes
-    dropout = given.get("model.config.dropout")
-    if dropout is None:
-        dropout = 0.0 if text.is_regular else _last_from(((0, 0.0), *DROPOUT_FROM), epochs)
-    is_respelled = epochs >= RESPELLED_FROM and not (text.is_regular or machine.is_gpu)  # one thread does it
-    bpe_dropout = BPE_DROPOUT if is_respelled else 0.0
-    slower_by = (_DROPPING if dropout else 1) + (shape.tokens * _RESPELLING / early if bpe_dropout else 0)
-    in_time /= slower_by
+    bpe_dropout, dropout = _regularisation(text, machine, epochs, given)
+    in_time /= (_DROPPING if dropout else 1) + (shape.tokens * _RESPELLING / early if bpe_dropout else 0)
     if in_time < _FEWEST_STEPS:
         raise InputError(
             f"{_FEWEST_STEPS} steps of {shape.emb_dim} x {shape.num_layers} and {validations} validations of "
@@ -321,6 +260,18 @@ def choose(text: Text, machine: Machine, seconds: float, given: Mapping[str, Any
     )
 
 
+def bytes_to_read(
+    machine: Machine, minutes: float, least: int = _LEAST_READ, shape: Shape | None = None
+) -> int:
+    """Return how many bytes to read of a long text: as many as a model can train on once in the time.
+
+    `shape` is the model's, by default the one that the rule chooses. The result is a power of two, so that
+    runs with slightly different speeds read the same text.
+    """
+    in_time = trained_on(machine, 60 * minutes, shape) * BYTES_PER_TOKEN
+    return 1 << round(math.log2(max(least, min(in_time, minutes * cores() * _READ))))
+
+
 def trained_on(machine: Machine, seconds: float, shape: Shape | None = None) -> float:
     """Estimate the tokens that a model, by default the rule's for an endless text, trains on in a time."""
     endless = Text(size=1 << 40, val_fraction=0.0)
@@ -332,26 +283,33 @@ def _shape(text: Text, machine: Machine, compute: float, given: Mapping[str, Any
     """Choose the shape whose size suits the compute and which text and memory allow."""
     ids = text.vocab_size or given.get("model.config.vocab_size") or _vocabulary_size(text, compute)
     context, windows = _batch(text, compute, ids, given)
+    fitting = _shapes_in_memory(machine, ids, context, windows, given)
+    by_hand = "model.config.emb_dim" in given or "model.config.num_layers" in given
+    most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
+    suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
-    shapes: list[Shape] = []
-    while not shapes:
+    return min(suitable, key=lambda shape: abs(math.log(shape.blocks / wanted)))
+
+
+def _shapes_in_memory(
+    machine: Machine, ids: int, context: int, windows: int, given: Mapping[str, Any]
+) -> list[Shape]:
+    """Return the shapes that fit into memory, with a smaller batch if it has to be. InputError if none do."""
+    while True:
         shapes = [
             Shape(
                 vocab_size=ids, context_length=context, emb_dim=width, num_layers=layers, batch_size=windows
             )
             for width, layers in _ladder(given)
         ]
-        shapes = [shape for shape in shapes if shape.memory() < machine.memory]
-        if not shapes and (windows <= _FEWEST_WINDOWS or "data.batch_size" in given):
+        if fitting := [shape for shape in shapes if shape.memory() < machine.memory]:
+            return fitting
+        if windows <= _FEWEST_WINDOWS or "data.batch_size" in given:
             raise InputError(
                 f"no model fits into {machine.memory / 1e9:.1f} GB of memory: give a smaller vocabulary, "
                 "width, context or batch"
             )
         windows = max(_FEWEST_WINDOWS, windows // 2)
-    most = MOST_WEIGHTS_PER_BYTE * text.train_bytes
-    free = {"model.config.emb_dim", "model.config.num_layers"}.isdisjoint(given)
-    small = [shape for shape in shapes if shape.blocks + shape.table <= most] if free else shapes
-    return min(small or shapes[:1], key=lambda shape: abs(math.log(shape.blocks / wanted)))
 
 
 def _ladder(given: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -394,6 +352,15 @@ def _batch(text: Text, compute: float, ids: int, given: Mapping[str, Any]) -> tu
     return context, given.get("data.batch_size") or max(_FEWEST_WINDOWS, round(tokens / context))
 
 
+def _regularisation(
+    text: Text, machine: Machine, epochs: float, given: Mapping[str, Any]
+) -> tuple[float, float]:
+    """Return BPE-dropout and dropout for a text that is read this often; none for records."""
+    is_respelled = epochs >= RESPELLED_FROM and not (text.is_regular or machine.is_gpu)  # one thread does it
+    dropout = 0.0 if text.is_regular else _last_from(((0, 0.0), *DROPOUT_FROM), epochs)
+    return BPE_DROPOUT if is_respelled else 0.0, given.get("model.config.dropout", dropout)
+
+
 def _validations(text: Text, machine: Machine, seconds: float, shape: Shape) -> tuple[int, float]:
     """Return the number of validations and the seconds of one.
 
@@ -412,4 +379,4 @@ def _heads(width: int) -> int:
 
 def _last_from(table: tuple[tuple[float, Any], ...], value: float) -> Any:
     """Look up a value in a table of thresholds; it must not be below the first one."""
-    return [found for threshold, found in table if value >= threshold][-1]
+    return [entry for threshold, entry in table if value >= threshold][-1]

@@ -123,6 +123,7 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
         context_length=model.config.context_length,
         seed=seed,
         tokenizer=begun.tokenizer,
+        text=begun.text.take(),
     )
     if begun.tokenizer is None:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
@@ -135,7 +136,7 @@ def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
     if saved := begun.checkpoint:  # its weights or adapters are loaded below
         model = replace(model, init_from=str(base_folder(saved.path)) if model.lora.rank else None)
     seed_everything(seed, verbose=False)
-    module = LanguageModel(**as_dict(model))
+    module = LanguageModel(**as_dict(model), weights=begun.weights.take())
     if saved:  # start.py has checked that none is missing
         module.model.load_state_dict(saved.weights, strict=False)
     return options, module, data

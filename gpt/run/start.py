@@ -5,24 +5,27 @@ import time
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared, positions_for
-from gpt.data.split import held_out_bytes
+from gpt.data.split import Divided, held_out_bytes
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
-from gpt.plan.command import BYTES_PER_TOKEN, TUNED_CONTEXT, bytes_to_read, planner, time_machine
-from gpt.plan.rule import GIVEN, Plan, Shape
+from gpt.plan.command import TUNED_CONTEXT, Planner
+from gpt.plan.rule import BYTES_PER_TOKEN, GIVEN, Plan, bytes_to_read
 from gpt.progress import notice, report
 from gpt.run.arguments import Values, known, options_of, recipe, scan, typed
 from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
+from gpt.training.speed import Shape, time_machine
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
 from gpt.weights.load import Found, read_weights
 
+T = TypeVar("T")
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
 _USUAL_MINUTES = 2.0  # for a run without any limit
@@ -50,6 +53,22 @@ _LEAST_TUNED = 1 << 16  # bytes of text that a tuning with a time limit reads at
 _ADAPTERS = 8  # rank of the adapters that are tuned where memory is too small for all weights
 
 
+class HandedOn(Generic[T]):
+    """A value that was read on the way to a run, for whoever needs it next; None if nothing was read.
+
+    `take` gives it away, so that its memory is free again as soon as its taker has used it.
+    """
+
+    def __init__(self, value: T | None = None) -> None:
+        self._value = value
+
+    def take(self) -> T | None:
+        """Return the value, the first time; then None."""
+        value = self._value
+        self._value = None
+        return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """All that a run starts from."""
@@ -57,6 +76,10 @@ class Start:
     options: Options
     tokenizer: Tokenizer | None = None
     """The tokenizer of the initial weights, if there are any."""
+    weights: HandedOn[Found] = field(default_factory=HandedOn, compare=False)
+    """The initial weights, as they were read."""
+    text: HandedOn[Divided | Prepared] = field(default_factory=HandedOn, compare=False)
+    """The corpus, as it was divided or prepared to plan the run."""
     checkpoint: Checkpoint | None = None
     """The checkpoint that is resumed or validated."""
     run: RunPart = field(default_factory=RunPart)
@@ -108,22 +131,27 @@ def start(
         minutes = _usual_minutes(asked)
     plan = None
     weights = None
+    text: Divided | Prepared | None = None
     # Report errors before anything is measured.
     if "model.init_from" in asked:
         _options(given)
-        weights = replace(read_weights(asked["model.init_from"]), weights={})  # the model reads them itself
+        weights = read_weights(asked["model.init_from"])
     if asked.get("trainer.deterministic"):  # has to be set before a plan first uses cuBLAS
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if minutes is not None and weights is None:
-        _options({name: value for name, value in given.items() if name not in GIVEN})  # the plan checks those
-        plan = planner(asked, began)(minutes)
+        checked = _options({name: value for name, value in given.items() if name not in GIVEN})
+        reading = replace(checked.data.reading, val_fraction=asked.get("data.val_fraction"))
+        planner = Planner(asked, reading, began)  # which checks the options in GIVEN
+        plan = planner.plan(minutes)
+        text = planner.text
         report(*([] if has_end else [_NO_END]), str(plan))
         given = {**typed(plan.options()), **given}
     elif "config" not in own:
         tuning = "lora" if "model.lora.rank" in asked else "finetune"
         given = {**recipe(tuning if weights else "quick"), **given}
     if weights is not None:
-        given = {**_of_weights(weights, given, minutes), **given}
+        context, text = _positions(weights, given, minutes)
+        given = {**_of_weights(weights, given, context, minutes), **given}
     options = _options(given)
     if weights is not None:
         options = _on_weights(options, weights)
@@ -131,6 +159,8 @@ def start(
     return Start(
         options=options,
         tokenizer=weights.tokenizer if weights else None,
+        weights=HandedOn(weights),
+        text=HandedOn(text),
         folder=folder_to_restart(options.run) if wanted else None,
         plan=plan,
         began=began,
@@ -255,14 +285,15 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
             raise InputError(f"{source}: {what}, and {how}")
 
 
-def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
-    """Return defaults for tuning weights of this size; small models take higher learning rates.
+def _of_weights(found: Found, given: Values, context: int, minutes: float | None) -> Values:
+    """Return defaults for tuning weights of this size with this context length.
+
+    Small models take higher learning rates.
 
     With a time limit, a tuning reads as much text as it can train on once, and validates for at most a
     seventh of the time. It trains adapters where memory is too small for all weights.
     """
     config = found.config
-    context = given.get("model.config.context_length") or _positions(found, given, minutes)
     windows = given.get("data.batch_size", max(1, _TUNING_TOKENS // context))
     shape = Shape(
         vocab_size=config.vocab_size,
@@ -275,7 +306,7 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     steps = round(_TUNING_STEPS * smaller**0.5)
     values: Values = {"model.config.context_length": context, "data.batch_size": windows}
     if minutes is not None:
-        machine = time_machine(given)
+        machine = time_machine(given.get("trainer.accelerator"), given.get("trainer.precision"))
         most = bytes_to_read(machine, minutes, _LEAST_TUNED, shape)
         batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # each a third of a step
         values |= {
@@ -295,17 +326,20 @@ def _of_weights(found: Found, given: Values, minutes: float | None) -> Values:
     return values
 
 
-def _positions(found: Found, given: Values, minutes: float | None) -> int:
-    """Return the positions to tune by default: as many as the examples need, if the weights have them."""
+def _positions(found: Found, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
+    """Return the positions to tune, and the text if it had to be prepared to know them.
+
+    By default they are as many as the examples need, if the weights have them.
+    """
     most = found.config.context_length
     usual = min(TUNED_CONTEXT, most)
+    if asked := given.get("model.config.context_length"):
+        return asked, None
     if usual == most or minutes is not None:  # with a time limit, the positions decide how much is read
-        return usual
+        return usual, None
     data = _on_weights(_options({**given, "model.config.context_length": usual}), found).data
-    reading = ("val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template")
-    options = {name: getattr(data, name) for name in reading}
-    needed = positions_for(Prepared(prepare_for(found.tokenizer, data.corpus, **options)).example_lengths())
-    return min(most, max(usual, needed))
+    prepared = prepare_for(found.tokenizer, data.corpus, data.reading)
+    return min(most, max(usual, positions_for(prepared.example_lengths()))), prepared
 
 
 def _on_weights(options: Options, found: Found) -> Options:

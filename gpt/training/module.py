@@ -28,7 +28,7 @@ from gpt.training.loss import head_cross_entropy, is_matrix
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.sampled import LATE_RATE, early_steps, sampled_cross_entropy
 from gpt.training.schedule import learning_rate_factor
-from gpt.weights.load import GPT, start_from
+from gpt.weights.load import GPT, Found, read_weights, start_from
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
 """The metrics that a validation logs and metrics.csv records."""
@@ -73,6 +73,7 @@ class LanguageModel(LightningModule):
     Args:
         config: the model's shape.
         optimizer: the optimizer's settings.
+        weights: those that `init_from` names, if they were read before.
         options: the other fields of `ModelOptions`.
 
     A checkpoint of an ordinary Trainer has these arguments, so `load_from_checkpoint` needs none of them.
@@ -82,6 +83,7 @@ class LanguageModel(LightningModule):
         self,
         config: GPTConfig | dict[str, Any],
         optimizer: OptimizerConfig | dict[str, Any] = OptimizerConfig(),
+        weights: Found | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -90,7 +92,8 @@ class LanguageModel(LightningModule):
         # A Trainer's checkpoint has dictionaries in place of dataclasses.
         built = {name: kinds[name](**each) for name, each in given.items() if isinstance(each, dict)}
         plain = self.options = ModelOptions(**{**given, **built})
-        weights = plain.init_from
+        if weights is None and plain.init_from is not None:
+            weights = read_weights(plain.init_from)
         self.model = GPT(plain.config) if weights is None else start_from(weights, plain.config)
         if plain.lora.rank:
             add_adapters(self.model, plain.lora.rank)

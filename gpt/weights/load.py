@@ -120,9 +120,9 @@ def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[GPT, Toke
     return load_with_template(path, device)[:2]
 
 
-def start_from(path: StrPath, config: GPTConfig) -> GPT:
-    """Load a model in training mode from `path`, with the context length and dropout of `config`."""
-    found = read_weights(path).cropped().with_positions(config.context_length)
+def start_from(weights: Found, config: GPTConfig) -> GPT:
+    """Build a model in training mode from weights, with the context length and dropout of `config`."""
+    found = weights.cropped().with_positions(config.context_length)
     # Initialise as a run from scratch does: it uses as many random numbers, so dropout's stay the same.
     model = GPT(replace(found.config, dropout=config.dropout))
     model.load_state_dict(found.weights, strict=False)  # only a tied head may be missing

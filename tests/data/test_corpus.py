@@ -19,9 +19,8 @@ from datasets import load_dataset
 from gpt.data.corpus import find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
-from gpt.data.split import Divided
+from gpt.data.split import divide_corpus
 from gpt.errors import InputError
-from gpt.plan.command import measure
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
 
@@ -408,7 +407,7 @@ def test_prepared_data_and_plans_know_the_weights(tmp_path):
         assert prepare(recipe, vocabulary="gpt2:300") == folder
         counts = Prepared(folder).counts
         sizes[folder] = sum(counts[split].bytes for split in ("train", "val"))
-        assert measure(recipe, {}, 1 << 30).size == sizes[folder]
+        assert divide_corpus(find_corpus(recipe)).size == sizes[folder]
         assert sizes[folder] == pytest.approx(find_corpus(recipe).size(), rel=0.05)
     assert len(sizes) == 2
 
@@ -417,6 +416,6 @@ def test_nothing_that_is_held_out_is_trained_on_beside_a_weight(tmp_path):
     write(tmp_path / "old.txt", "".join(f"{i:06} of the old lines\n" for i in range(60_000)))
     source = find_corpus(str(weighted(tmp_path, ["old.txt"], [0.6])))
     lines = {split: set() for split in ("train", "val")}
-    for piece in Divided(source).pieces():
+    for piece in divide_corpus(source).pieces():
         lines[piece.split].update(re.findall(r"\d{6} of the old lines", piece.text))
     assert len(lines["val"]) > 1000 and not lines["train"] & lines["val"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpt.data.corpus import find_corpus
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared
-from gpt.data.split import SPLITS, Divided
+from gpt.data.split import SPLITS, divide_corpus
 from gpt.errors import InputError
 from gpt.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def split_at(ids, end):
 def test_tokens_are_those_of_the_documents_in_order(rows, texts):
     folder = prepare(str(rows), vocab_size=500, val_fraction=0.3)
     tokenizer = Tokenizer("gpt2", vocab_size=500)
-    pieces = list(Divided(find_corpus(str(rows)), 0.3).pieces())
+    pieces = list(divide_corpus(find_corpus(str(rows)), 0.3).pieces())
     for split in SPLITS:
         chosen = [piece for piece in pieces if piece.split == split]
         documents = sum(piece.first for piece in chosen)

@@ -15,7 +15,7 @@ from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.formats import PART_BYTES
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
-from gpt.data.split import Divided, held_out_bytes
+from gpt.data.split import divide_corpus, held_out_bytes
 from gpt.errors import InputError
 
 
@@ -290,8 +290,8 @@ def test_the_size_of_a_compressed_text_is_estimated(tmp_path):
     lines = "".join(f"{number * number % 7919} and {number}\n" for number in range(150_000))
     text = lines * 20
     path = write(tmp_path / "a.txt.gz", gzip.compress(text.encode(), 1))
-    divided = Divided(find_corpus(str(path)))
+    divided = divide_corpus(find_corpus(str(path)))
     assert len(text) > 40 << 20
     assert divided.size == pytest.approx(len(text), rel=0.1)
     assert divided.rule.share == pytest.approx(held_out_bytes(len(text)) / len(text), rel=0.1)
-    assert Divided(find_corpus(str(path)), None, 200 << 20).size == divided.size
+    assert divide_corpus(find_corpus(str(path)), None, 200 << 20).size == divided.size

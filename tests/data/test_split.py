@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpt.data import split
 from gpt.data.corpus import find_corpus
 from gpt.data.formats import PART_BYTES
-from gpt.data.split import Divided, Rule, held_out_bytes
+from gpt.data.split import Rule, divide_corpus, held_out_bytes
 
 WORDS = [f"word{number * number % 7919}" for number in range(4000)]
 
@@ -39,7 +39,7 @@ def divided(path, text, *options):
         if isinstance(text, list):
             text = "".join(json.dumps({"text": row}) + "\n" for row in text)
         path.write_text(text, encoding="utf-8")
-    return Divided(find_corpus(str(path)), *options)
+    return divide_corpus(find_corpus(str(path)), *options)
 
 
 def parts(found, *splits):
@@ -99,7 +99,7 @@ def test_an_example_is_whole_and_decided_by_its_prompt(tmp_path):
     rows = [{"prompt": f"{i % 40} " + "why? " * 300, "completion": prose(3000, i)} for i in range(80)]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    found = Divided(find_corpus(str(path)), 0.2)
+    found = divide_corpus(find_corpus(str(path)), 0.2)
     sides = [piece.split for piece in found.pieces() if piece.first]
     assert sides[:40] == sides[40:]
     assert 0 < sides.count("val") <= 16
@@ -152,7 +152,7 @@ def test_most_bytes_draws_parts_that_more_of_them_contain(tmp_path, small, name)
     text = {}
     for most in (40_000, 150_000, 10**9):
         found = divided(tmp_path / name, "".join(rows) if name == "a.txt" else rows, None, most)
-        assert found.drawn == (most if most < 10**9 else None)
+        assert found.is_whole == (most >= 10**9)
         text[most] = set(re.findall(r"\b[01]\d{3}\b", parts(found)))
         assert most == 10**9 or 0.7 * most < len(parts(found)) < 1.5 * most
         assert found.size == pytest.approx(len(parts(found)), rel=0.15 if most == 10**9 else 0)
@@ -169,9 +169,9 @@ def test_a_sparse_file_of_gigabytes_is_read_where_it_is_drawn(tmp_path):
     with path.open("wb") as file:
         file.write(b"words\n" * 2000)
         file.truncate(5 << 30)
-    found = Divided(find_corpus(str(path)), most_bytes=4 << 20)
+    found = divide_corpus(find_corpus(str(path)), most_bytes=4 << 20)
     pieces = list(found.pieces())
-    assert found.drawn == 4 << 20
+    assert not found.is_whole
     assert 14 * PART_BYTES <= sum(len(piece.text) for piece in pieces) <= 18 * PART_BYTES
 
 
@@ -180,11 +180,11 @@ def test_compressed_text_is_read_from_its_beginning(tmp_path, small):
 
     text = prose(900_000)
     (tmp_path / "a.gz").write_bytes(gzip.compress(text.encode()))
-    found = Divided(find_corpus(str(tmp_path / "a.gz")))
-    assert found.drawn is None and parts(found) == text
+    found = divide_corpus(find_corpus(str(tmp_path / "a.gz")))
+    assert found.is_whole and parts(found) == text
     assert text.startswith("".join(piece.text for piece in found.sample()))
-    found = Divided(find_corpus(str(tmp_path / "a.gz")), most_bytes=100_000)
-    assert found.drawn == 100_000 and text.startswith(parts(found))
+    found = divide_corpus(find_corpus(str(tmp_path / "a.gz")), most_bytes=100_000)
+    assert not found.is_whole and text.startswith(parts(found))
     assert 100_000 <= len(parts(found)) < 110_000 and found.size == len(parts(found))
 
 

@@ -11,13 +11,16 @@ import torch
 from gpt import GPTConfig
 from gpt.cli import main
 from gpt.cores import cores
-from gpt.data.prepare import prepare
+from gpt.data.corpus import find_corpus
+from gpt.data.prepare import Reading, prepare
 from gpt.data.shards import Prepared
-from gpt.data.split import SPLITS
+from gpt.data.split import SPLITS, divide_corpus
 from gpt.plan import command
-from gpt.plan.command import SPEEDS, bytes_to_read, measure, speed_key, time_machine
-from gpt.plan.rule import Machine
+from gpt.plan.command import Planner, measure, measure_prepared
+from gpt.plan.rule import bytes_to_read
 from gpt.run.start import start
+from gpt.training import speed
+from gpt.training.speed import SPEEDS, Machine, speed_key
 from gpt.weights.load import GPT
 
 CORE = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
@@ -79,28 +82,10 @@ def test_plan_and_fit_choose_the_same(place, capsys):
     ]
 
 
-def test_a_speed_is_kept_for_this_machine_and_version(place, monkeypatch):
-    assert time_machine(ON_CPU).speed == CORE.speed  # nothing was timed
-    Path("cache", SPEEDS).write_text("{damaged", "utf-8")
-    measured = time_machine(ON_CPU).speed
-    assert 1e8 < measured < 1e15
-    kept = Path("cache", SPEEDS).read_text("utf-8")
-    if kept != "{damaged":  # no other program took the cores
-        assert json.loads(kept) == {speed_key(torch.device("cpu"), "32-true"): measured}
-        assert time_machine(ON_CPU).speed == measured
-
-
-def test_a_speed_beside_other_programs_is_not_kept(place, monkeypatch):
-    Path("cache", SPEEDS).unlink()
-    monkeypatch.setattr("time.process_time", lambda: 0.0)  # a process that waits for cores all the time
-    assert time_machine(ON_CPU).speed > 0
-    assert not Path("cache", SPEEDS).exists()
-
-
 def test_a_text_is_as_large_as_what_its_run_reads(place):
     """With the part that is held out, of a whole text and of one of which a part is read."""
     for most in (1 << 30, 100_000):
-        found = measure("text.txt", {}, most)
+        found = measure(divide_corpus(find_corpus("text.txt"), most_bytes=most))
         options = {"vocabulary": "learn", "vocab_size": 300, "most_bytes": found.most_bytes}
         run = Prepared(prepare("text.txt", **options))
         sizes = [run.counts[split].bytes for split in SPLITS]
@@ -131,15 +116,16 @@ def test_records_are_told_from_prose(place):
     stamps = (f"12:{i // 60 % 60:02}:{i % 60:02} worker-{i % 7} took {i * i % 997} ms\n" for i in range(9000))
     Path("logs.txt").write_text("".join(stamps), "utf-8")
     prepare("logs.txt", "prepared", vocabulary="learn:400")
-    for name, is_regular in (("logs.txt", True), ("prepared", True), ("text.txt", False)):
-        assert measure(name, {}, 1 << 30).is_regular is is_regular, name
+    assert measure(divide_corpus(find_corpus("logs.txt"))).is_regular
+    assert measure_prepared(Prepared("prepared")).is_regular
+    assert not measure(divide_corpus(find_corpus("text.txt"))).is_regular
 
 
 def test_a_prepared_folder_is_taken_as_it_is(place, capsys):
     for name, fraction in (("half", "0.5"), ("none", "0")):
         options = ["--vocabulary", "gpt2:600", "--val_fraction", fraction]
         assert main(["prepare", "text.txt", *options, "--output", name]) == 0
-    found = measure("half", {}, 1 << 30)
+    found = measure_prepared(Prepared("half"))
     assert (found.vocab_size, found.val_fraction) == (600, pytest.approx(0.5, abs=0.1))
     assert found.size == pytest.approx(300_000) and found.tokens > 50_000
     capsys.readouterr()
@@ -159,7 +145,9 @@ def test_a_prepared_folder_is_taken_as_it_is(place, capsys):
     ],
 )
 def test_a_vocabulary_by_hand_is_kept(place, options, size):
-    assert measure("text.txt", options, 1 << 30).vocab_size == size
+    assert (
+        Planner({**ON_CPU, **options, "data.corpus": "text.txt"}, Reading()).plan(10).text.vocab_size == size
+    )
 
 
 def test_a_longer_text_is_read_in_part(place):
@@ -237,7 +225,7 @@ def test_cublas_is_deterministic_before_a_plan_multiplies(place, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     found = []
 
-    def machine(given):
+    def machine(*options):
         found.append(dict(os.environ))
         return CORE
 
@@ -310,7 +298,7 @@ def test_a_tuning_reads_what_it_can_train_on_and_validates_for_a_part_of_the_tim
 def test_memory_decides_between_all_weights_and_adapters(weights, monkeypatch, capsys):
     whole = tuned()
     assert whole.model.lora.rank == 0 and "adapters" not in capsys.readouterr().err
-    monkeypatch.setattr(command, "free_memory", lambda _: 1e6)
+    monkeypatch.setattr(speed, "free_memory", lambda _: 1e6)
     small = tuned()
     assert small.model.lora.rank == 8
     assert small.model.optimizer.lr == pytest.approx(10 * whole.model.optimizer.lr)

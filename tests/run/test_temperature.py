@@ -25,7 +25,7 @@ from gpt.weights.load import load, read_weights, start_from
 
 @pytest.fixture
 def prepared(workplace) -> Prepared:
-    return Prepared(prepare_for(Tokenizer("gpt2", vocab_size=300), "text.txt"))
+    return prepare_for(Tokenizer("gpt2", vocab_size=300), "text.txt")
 
 
 @pytest.mark.parametrize("surer", [1.0, 20.0])
@@ -98,7 +98,7 @@ def test_the_logits_are_divided_wherever_the_weights_are_used(scaled, tokens, ca
     models = {
         "load": load("runs/scaled")[0],
         "from_pretrained": GPT.from_pretrained("runs/scaled"),
-        "init_from": start_from("runs/scaled", scaled.config).eval(),
+        "init_from": start_from(read_weights("runs/scaled"), scaled.config).eval(),
     }
     for format in ("hf", "nanogpt", "book"):
         assert main(["export", "runs/scaled", "--format", format, "--output", format]) == 0

@@ -11,7 +11,7 @@ from gpt.data.corpus import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
-from gpt.data.split import Divided
+from gpt.data.split import divide_corpus
 from gpt.errors import InputError
 from gpt.text.table import spell, to_json
 from gpt.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def test_text_that_is_held_out_leaves_no_trace(tmp_path):
             (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
             prepared = Prepared(prepare(str(tmp_path / name), vocabulary="learn:400", val_fraction=0.2))
             tables.append(prepared.tokenizer)
-            pieces = Divided(find_corpus(str(tmp_path / name)), 0.2).pieces()
+            pieces = divide_corpus(find_corpus(str(tmp_path / name)), 0.2).pieces()
             train = [piece.text for piece in pieces if piece.split == "train"]
             assert tables[-1] == learn(train, Learned(400))
             # Again without what is held out: nothing changes; with other text to train on it does.

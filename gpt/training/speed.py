@@ -1,0 +1,197 @@
+"""The time and memory of a training step: operations of a shape, and operations per second of a machine."""
+
+import json
+import os
+import time
+import timeit
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt.config import GPTConfig
+from gpt.cores import cores
+from gpt.files import cache_folder, write_json
+from gpt.model import GPT
+from gpt.training.device import default_precision, device_name, free_memory, keep_freed_memory
+from gpt.training.loss import linear_cross_entropy
+from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.training.processes import of_first_process
+from gpt.training.sampled import sampled_cross_entropy, sampled_share
+from gpt.weights.load import choose_device
+
+SPEEDS = "speed.json"
+"""File in the cache with measured training speeds, in operations per second, by `speed_key`."""
+
+_TIMED = 1.0  # seconds that the measurement takes at least
+_TRAINER = 1.1  # time of a step of a run, with callbacks and data loading, over a bare step
+_BUSY = 0.8  # share of its cores' time that a process gets on an idle machine, at least
+_SAMPLED_SOFTMAX = 8  # on a CPU; on a GPU this was not measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The shape of a model and its batch, which decides the time and memory of a step."""
+
+    vocab_size: int
+    context_length: int
+    emb_dim: int
+    num_layers: int
+    batch_size: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a batch."""
+        return self.batch_size * self.context_length
+
+    @property
+    def blocks(self) -> int:
+        """Weights in the blocks' matrices."""
+        return 12 * self.num_layers * self.emb_dim**2
+
+    @property
+    def table(self) -> int:
+        """Weights in the token embedding, which is also the head."""
+        return self.vocab_size * self.emb_dim
+
+    def operations(self, sampled_softmax: int = 1) -> float:
+        """Count the operations of a training step: six for each weight and token.
+
+        Work that is no matrix product, such as a softmax or the launch of a kernel, counts as many operations
+        as would take the same time on a core.
+        """
+        scored = self.vocab_size * sampled_share(self.vocab_size, self.tokens, sampled_softmax)
+        attention = 11 * self.num_layers * self.context_length * self.emb_dim
+        of_token = self.blocks + 1.4 * scored * (self.emb_dim + 64) + attention
+        of_update = self.num_layers * (2e8 + 90 * self.emb_dim**3)  # including Muon's matrix products
+        return float(6 * (self.tokens * of_token + of_update))
+
+    def memory(self) -> int:
+        """Estimate the bytes of a step: weights, gradients, moments, activations and a chunk's logits."""
+        activations = self.tokens * self.emb_dim * (36 * self.num_layers + 8)
+        logits = min(self.tokens, 8192) * self.vocab_size  # of a GPU's chunk; a CPU's is smaller
+        return 16 * (self.blocks + self.table) + 2 * activations + 8 * logits
+
+
+_TIMED_SHAPE = Shape(vocab_size=4096, context_length=64, emb_dim=128, num_layers=2, batch_size=48)
+_TIMED_ON_GPU = Shape(vocab_size=16_384, context_length=256, emb_dim=512, num_layers=8, batch_size=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine's speed and memory for a run."""
+
+    speed: float
+    """Training operations per second, of all processes together."""
+    memory: float
+    """Bytes for each process."""
+    is_gpu: bool
+    processes: int = 1
+
+    @property
+    def sampled_softmax(self) -> int:
+        """The planned runs' option `sampled_softmax`."""
+        return 1 if self.is_gpu else _SAMPLED_SOFTMAX
+
+
+def time_machine(accelerator: str | None = None, precision: str | None = None) -> Machine:
+    """Measure the machine for a run with these options; of several processes, the first one measures.
+
+    Its speed comes from the cache, if one is stored for this machine, version and number of threads.
+    """
+    keep_freed_memory()
+    name: Any = accelerator or "auto"
+    device = choose_device(name)
+    kind = precision or default_precision(name)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun
+    return Machine(
+        speed=processes * of_first_process("speed", lambda: _speed(device, kind)),
+        memory=of_first_process("memory", lambda: free_memory(device)),
+        is_gpu=device.type == "cuda",
+        processes=processes,
+    )
+
+
+def speed_key(device: torch.device, precision: str) -> str:
+    """Return the key of a speed in the cache: machine, cores, threads, precision and versions."""
+    threads = f"{cores()} cores, {torch.get_num_threads()} threads"
+    versions = f"gpt {version('minimal-gpt')}, torch {torch.__version__}"
+    return f"{device_name(device)}, {threads}, {precision}, {versions}"
+
+
+def _speed(device: torch.device, precision: str) -> float:
+    """Return the training speed in operations per second, from the cache or measured in about a second."""
+    path = cache_folder() / SPEEDS
+    key = speed_key(device, precision)
+    known = _read_speeds(path)
+    if key not in known:
+        speed, is_idle = _timed(device, precision)
+        if not is_idle:  # do not store it; the clock corrects the run when other programs end
+            return speed
+        known[key] = speed
+        with suppress(OSError):  # the cache may be read-only
+            write_json(path, known)
+    return known[key]
+
+
+def _read_speeds(path: Path) -> dict[str, float]:
+    """Read the speeds in the cache; none if the file is missing or damaged."""
+    with suppress(OSError, ValueError):
+        speeds = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(speeds, dict):
+            return {key: float(speed) for key, speed in speeds.items() if speed > 0}
+    return {}
+
+
+def _timed(device: torch.device, precision: str) -> tuple[float, bool]:
+    """Measure training operations per second on one shape, and whether the machine was idle."""
+    shape = _TIMED_ON_GPU if device.type == "cuda" else _TIMED_SHAPE
+    machine = Machine(speed=1.0, memory=0.0, is_gpu=device.type == "cuda")
+    step = _step(shape, machine.sampled_softmax, device, precision)
+    step()  # the first step is slow
+    began = time.perf_counter()
+    computed = time.process_time()
+    seconds = [timeit.timeit(step, number=1)]
+    while len(seconds) < 2 or time.perf_counter() - began < _TIMED:
+        seconds.append(timeit.timeit(step, number=1))
+    # Threads compute or spin, so they use all CPU time of their cores, except what other programs take.
+    got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
+    median = sorted(seconds)[len(seconds) // 2]
+    speed = shape.operations(machine.sampled_softmax) / (_TRAINER * median)
+    return speed, device.type != "cpu" or got >= _BUSY
+
+
+def _step(shape: Shape, sampled_softmax: int, device: torch.device, precision: str) -> Callable[[], None]:
+    """Return a function that makes a training step, without the Trainer."""
+    config = GPTConfig(
+        vocab_size=shape.vocab_size,
+        context_length=shape.context_length,
+        emb_dim=shape.emb_dim,
+        num_heads=shape.emb_dim // 32,
+        num_layers=shape.num_layers,
+        exact_gelu=True,
+    )
+    with device:
+        model = GPT(config)
+    optimizer = build_optimizer(model, OptimizerConfig(), precision)
+    x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
+    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            rows = model.features(x).flatten(0, 1), model.head.weight, x.flatten()
+            if sampled_softmax > 1:
+                loss = sampled_cross_entropy(*rows, sampled_softmax)
+            else:
+                loss = linear_cross_entropy(*rows)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.get_device_module(device).synchronize()
+
+    return step
