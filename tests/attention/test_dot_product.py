@@ -6,7 +6,7 @@ from gpt.attention.blocks import attend_in_blocks
 from gpt.attention.kernels import attend, attention, causal_mask
 
 
-@pytest.mark.parametrize("block", [None, 3, 4, 10])
+@pytest.mark.parametrize("block", [None, 3])
 def test_blocks_equal_the_written_out_formula(block: int | None) -> None:
     shape = (2, 3, 10, 4)
     inputs = [torch.randn(shape, dtype=torch.double, requires_grad=True) for _ in range(3)]
@@ -20,9 +20,8 @@ def test_blocks_equal_the_written_out_formula(block: int | None) -> None:
 
 
 def test_blocks_drop_weights_and_scale_the_rest() -> None:
-    query, key = torch.zeros(
-        2, 3000, 2, 4, 8
-    ).unbind()  # equal scores: token t weighs the t before it equally
+    # With equal scores, token t weighs itself and those before it equally.
+    query, key = torch.zeros(2, 3000, 2, 4, 8).unbind()
     value = torch.eye(4).expand(3000, 2, 4, 4)
     weights = attend_in_blocks(query, key, value, causal_mask(4), dropout_p=0.25, block=2)
     full = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
@@ -41,7 +40,7 @@ def test_weights_are_dropped_by_every_kernel(masked: torch.Tensor | None, need_w
     assert abs(kept.float().mean() - 0.75) < 0.01
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 255, 256, 300, 513, 1024])
+@pytest.mark.parametrize("tokens", [1, 255, 300, 1024])
 def test_bfloat16_on_a_cpu_is_near_single_precision_at_any_length(tokens: int) -> None:
     module = MultiHeadAttention(16, 16, 1024, 0.0, 2, qkv_bias=True)
     x = torch.randn(2, tokens, 16, requires_grad=True)

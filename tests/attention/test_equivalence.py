@@ -18,28 +18,29 @@ Weights = dict[str, np.ndarray]
 
 
 def reference(
-    weights: Weights, x: np.ndarray, num_heads: int, masked: np.ndarray
+    weights: Weights, x: np.ndarray, context: np.ndarray, num_heads: int, masked: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (B, T, D) and `masked` (B, H, T, T) -> output (B, T, E) and attention weights (B, H, T, T)."""
-    batch, length, _ = x.shape
-    projected = [
-        np.einsum("btd,ed->bte", x, weights[f"{name}.weight"]) + weights.get(f"{name}.bias", 0.0)
-        for name in ("W_query", "W_key", "W_value")
-    ]
-    width = projected[0].shape[2] // num_heads
-    out, attention = np.zeros_like(projected[0]), np.zeros((batch, num_heads, length, length))
-    for b in range(batch):
-        for t in range(length):
-            context = []
-            for h in range(num_heads):
-                query, key, value = (part[b, :, h * width : (h + 1) * width] for part in projected)
-                seen = [s for s in range(t + 1) if not masked[b, h, t, s]]
-                if seen:
-                    exponents = np.exp([query[t] @ key[s] / np.sqrt(width) for s in seen])
-                    attention[b, h, t, seen] = exponents / exponents.sum()
-                context.append(attention[b, h, t] @ value)
-            if attention[b, :, t].any():  # a fully masked token gives zeros
-                out[b, t] = weights["out_proj.weight"] @ np.concatenate(context) + weights["out_proj.bias"]
+    """Return output (B, T, E) and attention weights (B, H, T, S) of tokens (B, T, D) to a context (B, S, D).
+
+    `masked` (B, H, T, S) has every key that a query may not attend to, later ones too.
+    """
+    query, key, value = (
+        np.einsum("btd,ed->bte", tokens, weights[f"{name}.weight"]) + weights.get(f"{name}.bias", 0.0)
+        for name, tokens in (("W_query", x), ("W_key", context), ("W_value", context))
+    )
+    width = query.shape[2] // num_heads
+    out, attention = np.zeros_like(query), np.zeros(masked.shape)
+    for b, t in np.ndindex(*x.shape[:2]):
+        heads = []
+        for h in range(num_heads):
+            columns = slice(h * width, (h + 1) * width)
+            seen = np.flatnonzero(~masked[b, h, t])
+            if len(seen):
+                scores = [query[b, t, columns] @ key[b, s, columns] / np.sqrt(width) for s in seen]
+                attention[b, h, t, seen] = np.exp(scores) / np.exp(scores).sum()
+            heads.append(attention[b, h, t] @ value[b, :, columns])
+        if attention[b, :, t].any():  # a fully masked token gives zeros
+            out[b, t] = weights["out_proj.weight"] @ np.concatenate(heads) + weights["out_proj.bias"]
     return out, attention
 
 
@@ -49,22 +50,36 @@ class Case:
 
     module: MultiHeadAttention
     x: torch.Tensor
+    context: torch.Tensor | None
     masks: dict[str, torch.Tensor]
     chunks: list[int]
 
     @property
-    def weights(self) -> Weights:
-        return {name: value.numpy() for name, value in self.module.state_dict().items()}
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What the module is called with."""
+        return {"x": self.x, **self.masks} | ({} if self.context is None else {"context": self.context})
+
+    def expected(self, changes: Weights | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The reference's output and weights; `changes` has other weights, and x or a context."""
+        tensors = {**self.module.state_dict(), "x": self.x}
+        if self.context is not None:
+            tensors["context"] = self.context
+        values = {name: tensor.detach().numpy() for name, tensor in tensors.items()} | (changes or {})
+        context = values.get("context", values["x"])
+        return reference(values, values["x"], context, self.module.num_heads, self.masked)
 
     @property
     def masked(self) -> np.ndarray:
         batch, length, _ = self.x.shape
-        masked = np.zeros((batch, self.module.num_heads, length, length), dtype=bool)
+        keys = length if self.context is None else self.context.shape[1]
+        masked = np.zeros((batch, self.module.num_heads, length, keys), dtype=bool)
+        if self.module.mask is not None:
+            masked |= np.triu(np.ones((length, keys), dtype=bool), k=1)
         if "key_padding_mask" in self.masks:
-            masked |= self.masks["key_padding_mask"].numpy().reshape(batch, 1, 1, length)
+            masked |= self.masks["key_padding_mask"].numpy().reshape(batch, 1, 1, keys)
         if "attn_mask" in self.masks:
             pairs = self.masks["attn_mask"].numpy()
-            masked |= pairs.reshape(batch, 1, length, length) if pairs.ndim == 3 else pairs
+            masked |= pairs.reshape(batch, 1, length, keys) if pairs.ndim == 3 else pairs
         return masked
 
     def masks_between(self, start: int, end: int) -> dict[str, torch.Tensor]:
@@ -76,36 +91,45 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Shapes, heads, biases, every subset of the masks, padding on any side, and a way to cut T in chunks."""
+def cases(draw: st.DrawFn, *, cached: bool = False) -> Case:
+    """Shapes, heads, biases, every subset of the masks, padding on any side, and a way to cut T in chunks.
+
+    Causal or not, and then perhaps with a context; only a causal one takes a cache.
+    """
     batch, length = draw(st.integers(1, 3)), draw(st.integers(1, 7))
     num_heads, width, d_in = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    causal = cached or draw(st.booleans())
+    keys = length if causal else draw(st.one_of(st.just(length), st.integers(1, 7)))
     torch.manual_seed(draw(st.integers(0, 2**31)))
     module = MultiHeadAttention(
         d_in,
         num_heads * width,
-        length + draw(st.integers(0, 3)),
+        keys + draw(st.integers(0, 3)),
         0.0,
         num_heads,
         qkv_bias=draw(st.booleans()),
+        causal=causal,
     ).double()
     masks = {}
     side = draw(st.sampled_from(["none", "left", "right", "anywhere", "all"]))
-    positions, real = torch.arange(length), torch.randint(0, length + 1, (batch, 1))
+    positions, real = torch.arange(keys), torch.randint(0, keys + 1, (batch, 1))
     if side != "none":
         masks["key_padding_mask"] = {
-            "left": positions < length - real,
+            "left": positions < keys - real,
             "right": positions >= real,
-            "anywhere": torch.rand(batch, length) < 0.5,
-            "all": torch.ones(batch, length, dtype=torch.bool),
+            "anywhere": torch.rand(batch, keys) < 0.5,
+            "all": torch.ones(batch, keys, dtype=torch.bool),
         }[side]
     leading = draw(st.sampled_from([None, (), (batch,), (batch, num_heads)]))
     if leading is not None:
-        masks["attn_mask"] = torch.rand(*leading, length, length) < draw(st.sampled_from([0.1, 0.6]))
-    cuts = draw(st.sets(st.integers(1, length)))
-    chunks = sorted(cuts | {length})
+        masks["attn_mask"] = torch.rand(*leading, length, keys) < draw(st.sampled_from([0.1, 0.6]))
+    has_context = keys != length or (not causal and draw(st.booleans()))
     return Case(
-        module=module, x=torch.randn(batch, length, d_in, dtype=torch.double), masks=masks, chunks=chunks
+        module=module,
+        x=torch.randn(batch, length, d_in, dtype=torch.double),
+        context=torch.randn(batch, keys, d_in, dtype=torch.double) if has_context else None,
+        masks=masks,
+        chunks=sorted(draw(st.sets(st.integers(1, length))) | {length}),
     )
 
 
@@ -115,18 +139,18 @@ many = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCh
 @many
 @given(cases())
 def test_both_paths_equal_the_reference(case: Case) -> None:
-    expected, expected_weights = reference(case.weights, case.x.numpy(), case.module.num_heads, case.masked)
-    fast = case.module(case.x, **case.masks)
-    explicit, weights = case.module(case.x, need_weights=True, **case.masks)
+    expected, expected_weights = case.expected()
+    fast = case.module(**case.inputs)
+    explicit, weights = case.module(**case.inputs, need_weights=True)
     np.testing.assert_allclose(fast.detach().numpy(), expected, atol=1e-12)
     np.testing.assert_allclose(explicit.detach().numpy(), expected, atol=1e-12)
     np.testing.assert_allclose(weights.detach().numpy(), expected_weights, atol=1e-12)
 
 
 @many
-@given(cases())
+@given(cases(cached=True))
 def test_decoding_in_chunks_equals_the_reference(case: Case) -> None:
-    expected, expected_weights = reference(case.weights, case.x.numpy(), case.module.num_heads, case.masked)
+    expected, expected_weights = case.expected()
     caches = [case.module.new_cache(len(case.x), max_length=case.x.shape[1]) for _ in range(2)]
     start = 0
     with torch.inference_mode():
@@ -143,20 +167,22 @@ def test_decoding_in_chunks_equals_the_reference(case: Case) -> None:
 @many
 @given(cases())
 def test_gradients_equal_finite_differences_of_the_reference(case: Case) -> None:
-    """Directional derivatives along random directions of x and of every weight, by central differences."""
+    """Directional derivatives along random directions of each input and weight, by central differences."""
     leaves = {"x": case.x.requires_grad_(), **dict(case.module.named_parameters())}
+    if case.context is not None:
+        leaves["context"] = case.context.requires_grad_()
     weight_of_out = torch.randn(*case.x.shape[:2], case.module.d_out, dtype=torch.double)
     directions = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
 
     def shifted(step: float) -> float:
         values = {name: (leaf.detach() + step * directions[name]).numpy() for name, leaf in leaves.items()}
-        out, _ = reference(values, values["x"], case.module.num_heads, case.masked)
+        out, _ = case.expected(values)
         return float((out * weight_of_out.numpy()).sum())
 
     expected = (shifted(1e-5) - shifted(-1e-5)) / 2e-5
     outputs = {
-        "SDPA": case.module(case.x, **case.masks),
-        "explicit": case.module(case.x, need_weights=True, **case.masks)[0],
+        "SDPA": case.module(**case.inputs),
+        "explicit": case.module(**case.inputs, need_weights=True)[0],
     }
     for name, out in outputs.items():
         gradients = torch.autograd.grad((out * weight_of_out).sum(), list(leaves.values()))
