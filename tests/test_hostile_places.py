@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gpt import GPT
 from gpt.cli import main
 from gpt.files import atomic_write
-from gpt.weights.load import GPT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX")
 

@@ -16,7 +16,7 @@ import pytest
 
 from gpt import GPT, GPTConfig
 from gpt.weights.commands import write_export
-from gpt.weights.load import Found
+from gpt.weights.load import StoredModel
 
 ROOT = Path(__file__).parents[1]
 INSTALLS = re.compile("pip install|scripts/install.py")
@@ -62,7 +62,7 @@ def folder(tmp_path_factory) -> Path:
         (folder / "bin" / name).chmod(0o755)
     small = GPT(GPTConfig(context_length=256, emb_dim=32, num_heads=2, num_layers=1))
     hub = folder / "hub" / "models--gpt2"
-    write_export(Found("gpt", small.config, small.state_dict()), hub / "snapshots" / "1", "hf")
+    write_export(StoredModel("gpt", small.config, small.state_dict()), hub / "snapshots" / "1", "hf")
     (hub / "refs").mkdir()
     (hub / "refs" / "main").write_text("1", encoding="utf-8")
     folders = ("gpt", "tests", "scripts", "configs", "data", "docs")

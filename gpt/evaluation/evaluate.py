@@ -13,9 +13,10 @@ from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.choices import score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
+from gpt.model import GPT
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.load import GPT, Device, choose_device, load_with_template, read_weights
+from gpt.weights.load import Device, choose_device, load_with_template, read_weights
 
 
 def evaluate(
@@ -120,12 +121,12 @@ def score_sample(
     `weights` are a path or name for `find`. They have at most `most_context` positions and run on `device`.
     Their own template is put around the messages of examples.
     """
-    found = read_weights(weights)
-    found = found.cropped().with_positions(min(most_context, found.config.context_length))
-    model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
-    if isinstance(text, Divided) and found.template and found.template != text.source.template:
-        source = replace(text.source, template=found.template)
+    stored = read_weights(weights).cropped()
+    stored = stored.with_positions(min(most_context, stored.config.context_length))
+    model = stored.build().to(choose_device(device))
+    if isinstance(text, Divided) and stored.template and stored.template != text.source.template:
+        source = replace(text.source, template=stored.template)
         text = divide_corpus(source, text.val_fraction, text.most_bytes)
-    prepared = prepare_for(found.tokenizer, text)
+    prepared = prepare_for(stored.tokenizer, text)
     nats, sizes = map(np.concatenate, zip(*score_windows(model, prepared, "val", SAMPLE), strict=True))
     return bits_per_byte(nats, sizes)

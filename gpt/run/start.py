@@ -23,7 +23,8 @@ from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
 from gpt.training.speed import Shape, time_machine
 from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
-from gpt.weights.load import Found, read_weights
+from gpt.weights.formats.table import check_complete
+from gpt.weights.load import StoredModel, read_weights
 
 T = TypeVar("T")
 AUTO_OR_NEW = "auto_or_new"
@@ -76,7 +77,7 @@ class Start:
     options: Options
     tokenizer: Tokenizer | None = None
     """The tokenizer of the initial weights, if there are any."""
-    weights: HandedOn[Found] = field(default_factory=HandedOn, compare=False)
+    weights: HandedOn[StoredModel] = field(default_factory=HandedOn, compare=False)
     """The initial weights, as they were read."""
     text: HandedOn[Divided | Prepared] = field(default_factory=HandedOn, compare=False)
     """The corpus, as it was divided or prepared to plan the run."""
@@ -234,7 +235,7 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     if folder and (other := own.get("run", folder.name)) != folder.name:
         raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
     try:
-        checkpoint.all_weights()  # this checks that none is missing
+        check_complete(checkpoint.config, checkpoint.all_weights())
         written, unknown = known(run.options)
         saved = {name: value for name, value in typed(written).items() if name not in _WHERE}
         shape = typed({"model": {"config": as_dict(checkpoint.config)}})
@@ -285,7 +286,7 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
             raise InputError(f"{source}: {what}, and {how}")
 
 
-def _of_weights(found: Found, given: Values, context: int, minutes: float | None) -> Values:
+def _of_weights(found: StoredModel, given: Values, context: int, minutes: float | None) -> Values:
     """Return defaults for tuning weights of this size with this context length.
 
     Small models take higher learning rates.
@@ -326,7 +327,7 @@ def _of_weights(found: Found, given: Values, context: int, minutes: float | None
     return values
 
 
-def _positions(found: Found, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
+def _positions(found: StoredModel, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
     """Return the positions to tune, and the text if it had to be prepared to know them.
 
     By default they are as many as the examples need, if the weights have them.
@@ -342,7 +343,7 @@ def _positions(found: Found, given: Values, minutes: float | None) -> tuple[int,
     return min(most, max(usual, positions_for(prepared.example_lengths()))), prepared
 
 
-def _on_weights(options: Options, found: Found) -> Options:
+def _on_weights(options: Options, found: StoredModel) -> Options:
     """Complete the options by what the weights decide; InputError for options that contradict them."""
     if options.data.vocabulary not in (None, "learn"):  # recipes say `learn`, which is for runs from scratch
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")

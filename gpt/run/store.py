@@ -19,7 +19,7 @@ from gpt.training.module import LanguageModel
 from gpt.weights.adapters import without_adapters
 from gpt.weights.checkpoint import ModelPart, RunPart, checkpoints_of
 from gpt.weights.formats.table import Weights
-from gpt.weights.load import GPT
+from gpt.weights.load import PretrainedGPT
 
 
 class Store:
@@ -86,7 +86,7 @@ class Store:
         base = self.files.path / "base"
         if is_new or not (base / "model.safetensors").is_file():
             weights = without_adapters(module.model.state_dict())
-            GPT.from_weights(module.config, weights).save_pretrained(base)
+            PretrainedGPT.from_weights(module.config, weights).save_pretrained(base)
         return {"rank": rank, "scale": ALPHA / rank, "base": file_sha256(base / "model.safetensors")}
 
 

@@ -12,7 +12,7 @@ from gpt.weights.checkpoint import run_of, snapshots_of
 from gpt.weights.commands import export_folder
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import check_known
-from gpt.weights.load import GPT, Found, find, read_weights
+from gpt.weights.load import StoredModel, find, read_weights
 
 
 def export_weights(
@@ -43,21 +43,21 @@ def export_weights(
     if push is not None and (format != "hf" or push.count("/") != 1):
         raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
     path = find(checkpoint)
-    found = read_weights(path).cropped()
-    check_known(found.config, found.weights, hf.TABLE)
-    _check_arithmetic(found)
+    stored = read_weights(path).cropped()
+    check_known(stored.config, stored.weights, hf.TABLE)
+    _check_arithmetic(stored)
     if format != "html":
-        return export_folder(found, path, output, format, push)
+        return export_folder(stored, path, output, format, push)
     run = run_of(path.resolve())
-    text = training_text(run, found.tokenizer) if with_text else None
+    text = training_text(run, stored.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
     name = readable((run or path).resolve().stem)
-    print(write(output, found, name, precision, snapshots, text, snapshot_megabytes))
+    print(write(output, stored, name, precision, snapshots, text, snapshot_megabytes))
 
 
-def _check_arithmetic(found: Found) -> None:
+def _check_arithmetic(stored: StoredModel) -> None:
     """Raise InputError if an edited `gpt/` does not compute GPT-2, which all other programs compute."""
-    if not is_gpt2(GPT.from_weights(found.config, found.weights)):
+    if not is_gpt2(stored.build()):
         raise InputError(
             "other programs compute GPT-2 with these weights, not what the edited gpt/ does: "
             "generate and serve here, or undo the edit"

@@ -12,15 +12,14 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.generation.compiled import quantized
 from gpt.share.page import page_of
 from gpt.text.table import LAST_WORD, WORDS, pack
 from gpt.weights.checkpoint import Snapshot, most_crowded
-from gpt.weights.formats.table import Weights, check_complete
-from gpt.weights.load import Found, read_weights
+from gpt.weights.formats.table import Weights
+from gpt.weights.load import StoredModel, read_weights
 
 Precision = Literal["int8", "float16", "float32"]
 LARGEST = 300_000_000  # bytes; the largest file
@@ -30,7 +29,7 @@ _LANES = 16  # numbers that the page's loops take at a time
 
 def write(
     path: Path,
-    found: Found,
+    stored: StoredModel,
     name: str,
     precision: Precision,
     snapshots: list[Snapshot],
@@ -42,7 +41,7 @@ def write(
     As many snapshots are written as fit into `megabytes`, evenly spaced in the logarithm of the step. Return
     a line that says what is in the file. Raises InputError if the file would be larger than `LARGEST`.
     """
-    data, tensors = _packed(found.config, found.weights, precision)
+    data, tensors = _packed(stored.weights, precision)
     chosen = list(snapshots)
     most = int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
     while len(chosen) > max(most, 2):
@@ -50,14 +49,14 @@ def write(
     models: list[dict[str, Any]] = [{"step": None}]
     for step, loss, file in chosen if most > 1 else []:
         models.append({"step": step, "loss": loss if math.isfinite(loss) else None})
-        data += _packed(found.config, read_weights(file).cropped().weights, precision)[0]
+        data += _packed(read_weights(file).cropped().weights, precision)[0]
     # gzip detects damage, and makes int8 weights a little smaller.
     blocks = [gzip.compress(data[start : start + _BLOCK], 1) for start in range(0, len(data), _BLOCK)]
     description = {
         "name": name,
-        "config": found.config.to_dict(),
-        "template": asdict(found.template) if found.template else None,
-        "table": pack(found.tokenizer.tokens),
+        "config": stored.config.to_dict(),
+        "template": asdict(stored.template) if stored.template else None,
+        "table": pack(stored.tokenizer.tokens),
         "words": _in_javascript(WORDS),
         "last_word": _in_javascript(LAST_WORD),
         "text": None if text is None else _letters(text),
@@ -77,7 +76,7 @@ def write(
     return f"{path} has {size}: the model in {precision} and {len(models) - 1} snapshots of its training"
 
 
-def _packed(config: GPTConfig, weights: Weights, precision: Precision) -> tuple[bytes, dict[str, list[int]]]:
+def _packed(weights: Weights, precision: Precision) -> tuple[bytes, dict[str, list[int]]]:
     """The weights as bytes, and for each tensor its offset in them and its numbers of rows and columns.
 
     Rows are padded to a multiple of `_LANES`. The scales of an int8 matrix follow it.
@@ -85,7 +84,7 @@ def _packed(config: GPTConfig, weights: Weights, precision: Precision) -> tuple[
     tensors = {}
     parts = list[bytes]()
     end = 0
-    for name, values in check_complete(config, weights).items():
+    for name, values in weights.items():
         tensors[name] = [end, *(1, *values.shape)[-2:]]
         stored = [values.to(torch.float16 if precision == "float16" else torch.float32)]
         if precision == "int8" and values.dim() == 2:

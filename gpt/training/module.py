@@ -28,7 +28,7 @@ from gpt.training.loss import head_cross_entropy, is_matrix
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.sampled import LATE_RATE, early_steps, sampled_cross_entropy
 from gpt.training.schedule import learning_rate_factor
-from gpt.weights.load import GPT, Found, read_weights, start_from
+from gpt.weights.load import PretrainedGPT, StoredModel, read_weights, start_from
 
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
 """The metrics that a validation logs and metrics.csv records."""
@@ -83,7 +83,7 @@ class LanguageModel(LightningModule):
         self,
         config: GPTConfig | dict[str, Any],
         optimizer: OptimizerConfig | dict[str, Any] = OptimizerConfig(),
-        weights: Found | None = None,
+        weights: StoredModel | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class LanguageModel(LightningModule):
         plain = self.options = ModelOptions(**{**given, **built})
         if weights is None and plain.init_from is not None:
             weights = read_weights(plain.init_from)
-        self.model = GPT(plain.config) if weights is None else start_from(weights, plain.config)
+        self.model = PretrainedGPT(plain.config) if weights is None else start_from(weights, plain.config)
         if plain.lora.rank:
             add_adapters(self.model, plain.lora.rank)
         self.model.checkpoint_activations = plain.checkpoint_activations

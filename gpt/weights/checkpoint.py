@@ -34,7 +34,7 @@ from gpt.errors import InputError, check_least
 from gpt.files import StrPath
 from gpt.plain import as_dict, build, build_known, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
-from gpt.weights.formats.table import Weights, check_complete
+from gpt.weights.formats.table import Weights
 from gpt.weights.temperature import with_temperature
 
 RUNS = Path("runs")
@@ -170,10 +170,10 @@ class Checkpoint:
     def all_weights(self) -> Weights:
         """Return all weights of the model for use, with the logits divided by the temperature.
 
-        Adapters are merged with the base in the run's folder.
+        Adapters are merged with the base in the run's folder. Whether a weight is missing is not checked.
         """
         whole = with_base(self.path, self.config, self.adapters, self.weights)
-        return with_temperature(check_complete(self.config, whole), self.model.temperature)
+        return with_temperature(whole, self.model.temperature)
 
 
 def read(path: StrPath) -> Checkpoint:

@@ -11,7 +11,7 @@ from gpt.files import atomic_write, check_free, readable
 from gpt.text.tokenizer import SMALLEST_SIZE
 from gpt.weights.checkpoint import run_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
-from gpt.weights.load import GPT, Found, read_weights
+from gpt.weights.load import StoredModel, read_weights
 from gpt.weights.tensors import read_json
 
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
@@ -45,16 +45,16 @@ def import_weights(
         format: the expected format; any by default.
     """
     check_free(output)
-    found = read_weights(source)
-    if format is not None and found.format != format:
-        raise InputError(f"{source} is in the format {found.format}, expected {format}")
-    found = found.cropped()
-    model = GPT.from_weights(found.config, found.weights)
+    stored = read_weights(source)
+    if format is not None and stored.format != format:
+        raise InputError(f"{source} is in the format {stored.format}, expected {format}")
+    stored = stored.cropped()
+    model = stored.build()
     model.save_pretrained(output)
-    if found.own_tokenizer:
-        hf.write_tokenizer(found.tokenizer, output, model.config.context_length, found.template)
-    print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {found.format}")
-    if not found.own_tokenizer and found.config.vocab_size < SMALLEST_SIZE:
+    if stored.own_tokenizer:
+        hf.write_tokenizer(stored.tokenizer, output, model.config.context_length, stored.template)
+    print(f"{output}/ holds {model.num_parameters():,} weights, read from the format {stored.format}")
+    if not stored.own_tokenizer and stored.config.vocab_size < SMALLEST_SIZE:
         print("it has no tokenizer: nanoGPT keeps the alphabet of characters in a pickle, which is not read.")
         print("Only Python can use it, and it continues token numbers:")
         print(f"gpt.generate(GPT.from_pretrained({str(output)!r}), [[0]], max_new_tokens=20)")
@@ -63,12 +63,12 @@ def import_weights(
         print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
 
 
-def export_folder(found: Found, path: Path, output: Path, format: str, push: str | None) -> None:
+def export_folder(stored: StoredModel, path: Path, output: Path, format: str, push: str | None) -> None:
     """Export the weights at a path to a folder, and upload it to the hub under the name `push`, if given."""
-    write_export(found, output, format)
+    write_export(stored, output, format)
     if format == "hf":
         with atomic_write(output / "README.md") as file:
-            file.write(readable(_card(found, path, push or output.name)))
+            file.write(readable(_card(stored, path, push or output.name)))
     print(f"{output}/ holds the model in the format {format}")
     if push is not None:
         from huggingface_hub import create_repo, upload_folder
@@ -77,9 +77,9 @@ def export_folder(found: Found, path: Path, output: Path, format: str, push: str
         print(upload_folder(repo_id=push, folder_path=output))
 
 
-def _card(found: Found, path: Path, name: str) -> str:
+def _card(stored: StoredModel, path: Path, name: str) -> str:
     """Return a model's README.md for the hub: its shape, its training text's name and its run's results."""
-    told = found.config.to_dict()
+    told = stored.config.to_dict()
     run = run_of(path)
     if run and (run / "summary.json").is_file():
         told |= read_json(run / "summary.json")
@@ -98,14 +98,14 @@ def _cell(value: object) -> str:
     return re.sub(r"[\\`*_{}\[\]()#!|~$:@^]|(?<=www)\.", r"\\\g<0>", html.escape(text, quote=False))
 
 
-def write_export(found: Found, folder: Path, format: str) -> None:
+def write_export(stored: StoredModel, folder: Path, format: str) -> None:
     """Write weights in another format, with the tokenizer's files if the weights have their own."""
-    found = found.cropped()
-    if format != "hf" and found.config.exact_gelu != (format == "nanogpt"):
+    stored = stored.cropped()
+    if format != "hf" and stored.config.exact_gelu != (format == "nanogpt"):
         what = "nanoGPT computes the GELU exactly, the others but hf by GPT-2's approximation"
         print(f"note: {what}: logits differ slightly from this model's", file=sys.stderr)
     if format == "gguf":
-        return gguf.write(found.config, found.weights, folder, found.tokenizer, found.template)
-    _WRITERS[format](found.config, found.weights, folder)
-    if found.own_tokenizer or format == "hf":
-        hf.write_tokenizer(found.tokenizer, folder, found.config.context_length, found.template)
+        return gguf.write(stored.config, stored.weights, folder, stored.tokenizer, stored.template)
+    _WRITERS[format](stored.config, stored.weights, folder)
+    if stored.own_tokenizer or format == "hf":
+        hf.write_tokenizer(stored.tokenizer, folder, stored.config.context_length, stored.template)

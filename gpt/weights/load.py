@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from gpt import model
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, write_json
+from gpt.model import GPT
 from gpt.plain import build, is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
@@ -32,31 +32,53 @@ _FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 
 
 @dataclass(frozen=True)
-class Found:
-    """Weights by their names in a GPT, and the format they were stored in; this project's is `gpt`."""
+class StoredModel:
+    """A model as it is stored, and the format, which for this project's files is `gpt`.
+
+    Raises InputError for weights that are missing, unknown or of another shape.
+    """
 
     format: Format
     config: GPTConfig
-    weights: Weights
+    weights: Weights  # by their names in a GPT, without a tied head
     own_tokenizer: Tokenizer | None = None  # None if the weights come without one
     template: Template | None = None  # template of the training's examples, if any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", check_complete(self.config, self.weights))
+
+    def build(self, kind: "type[PretrainedGPT] | None" = None) -> "PretrainedGPT":
+        """Build the model in float32 and in evaluation mode; InputError if memory does not suffice.
+
+        `kind` may be a class derived from `PretrainedGPT`.
+        """
+        with on_meta():
+            model = (kind or PretrainedGPT)(self.config)
+        try:
+            copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in self.weights.items()}
+            model.load_state_dict({"head.weight": copies["token_embedding.weight"], **copies}, assign=True)
+        except RuntimeError as error:
+            raise InputError(f"the model does not fit into memory: {error}") from None
+        return model.eval()
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The weights' own tokenizer, or GPT-2's of their size; InputError if they have too few rows."""
         return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, Tokenizer().n_vocab))
 
-    def cropped(self) -> "Found":
+    def cropped(self) -> "StoredModel":
         """Drop rows that pad the vocabulary; InputError if the tokenizer has more tokens than rows."""
         rows = self.config.vocab_size
         size = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
         if size > rows:
             raise InputError(f"the tokenizer has {size} tokens, but the weights have {rows} rows")
-        lengths = {"token_embedding.weight": size, "head.weight": size}
-        weights = {name: tensor[: lengths.get(name)] for name, tensor in self.weights.items()}
+        weights = dict(self.weights)
+        for name in ("token_embedding.weight", "head.weight"):
+            if name in weights:  # a tied head is not
+                weights[name] = weights[name][:size]
         return replace(self, config=replace(self.config, vocab_size=size), weights=weights)
 
-    def with_positions(self, context_length: int) -> "Found":
+    def with_positions(self, context_length: int) -> "StoredModel":
         """Return the weights with `context_length` positions: the first ones, or more, interpolated from all.
 
         Raises InputError for so many that the attention mask would be larger than the weights.
@@ -66,8 +88,8 @@ class Found:
         return replace(self, config=config, weights=weights)
 
 
-class GPT(model.GPT):
-    """A `gpt.model.GPT` that can read its weights from any known format and write them to a folder."""
+class PretrainedGPT(GPT):
+    """A GPT that can read its weights from any known format and write them. It is `gpt.GPT` for users."""
 
     def save_pretrained(self, path: StrPath) -> None:
         """Write `model.safetensors` and `config.json` into the folder `path`; a tied head is not repeated."""
@@ -75,44 +97,33 @@ class GPT(model.GPT):
         write_json(Path(path) / "config.json", {"model_type": "minimal-gpt", **self.config.to_dict()})
 
     @classmethod
-    def from_pretrained(cls, path: StrPath) -> "GPT":
+    def from_pretrained(cls, path: StrPath) -> "PretrainedGPT":
         """Load the model that `find` finds at a path, in any known format, on the CPU in evaluation mode.
 
         The formats are a folder of `save_pretrained`, a run of `gpt fit` or its checkpoint, a Hugging Face
         folder of GPT-2, a nanoGPT checkpoint, and a state dict of the book's GPTModel. Raises InputError for
         any other.
         """
-        found = read_weights(path)
-        return cls.from_weights(found.config, found.weights)
+        return read_weights(path).build(cls)
 
     @classmethod
-    def from_weights(cls, config: GPTConfig, weights: Weights) -> "GPT":
+    def from_weights(cls, config: GPTConfig, weights: Weights) -> "PretrainedGPT":
         """Build a GPT in evaluation mode with these weights; a tied head may be left out.
 
-        Raises InputError for weights that are missing, unknown or of another shape, or that do not fit into
-        memory.
+        Raises the errors of `StoredModel` and of its `build`.
         """
-        weights = check_complete(config, weights)
-        with on_meta():
-            model = cls(config)
-        try:
-            copies = {name: tensor.to(torch.float32, copy=True) for name, tensor in weights.items()}
-            model.load_state_dict({"head.weight": copies["token_embedding.weight"], **copies}, assign=True)
-        except RuntimeError as error:
-            raise InputError(f"the model does not fit into memory: {error}") from None
-        return model.eval()
+        return StoredModel("gpt", config, weights).build(cls)
 
 
 def load_with_template(
     path: StrPath | None = None, device: Device = "cpu"
-) -> tuple[GPT, Tokenizer, Template | None]:
+) -> tuple[PretrainedGPT, Tokenizer, Template | None]:
     """Like `load`, and return the template too, if the model was trained on examples."""
-    found = read_weights(path).cropped()
-    model = GPT.from_weights(found.config, found.weights).to(choose_device(device))
-    return model, found.tokenizer, found.template
+    stored = read_weights(path).cropped()
+    return stored.build().to(choose_device(device)), stored.tokenizer, stored.template
 
 
-def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[GPT, Tokenizer]:
+def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[PretrainedGPT, Tokenizer]:
     """Load the model that `find` finds at `path` and its tokenizer; InputError if that fails.
 
     The model has no rows that pad the vocabulary, and is in evaluation mode.
@@ -120,26 +131,31 @@ def load(path: StrPath | None = None, device: Device = "cpu") -> tuple[GPT, Toke
     return load_with_template(path, device)[:2]
 
 
-def start_from(weights: Found, config: GPTConfig) -> GPT:
+def start_from(weights: StoredModel, config: GPTConfig) -> PretrainedGPT:
     """Build a model in training mode from weights, with the context length and dropout of `config`."""
-    found = weights.cropped().with_positions(config.context_length)
+    stored = weights.cropped().with_positions(config.context_length)
     # Initialise as a run from scratch does: it uses as many random numbers, so dropout's stay the same.
-    model = GPT(replace(found.config, dropout=config.dropout))
-    model.load_state_dict(found.weights, strict=False)  # only a tied head may be missing
+    model = PretrainedGPT(replace(stored.config, dropout=config.dropout))
+    model.load_state_dict(stored.weights, strict=False)  # a tied head is missing
     return model
 
 
-def choose_device(name: Device = "auto") -> torch.device:
+def choose_device(name: Device | Literal["gpu"] = "auto") -> torch.device:
     """Return the device of that name; InputError if it is not available.
 
     `auto` takes a CUDA GPU, else Apple's MPS, else the CPU. `gpu` takes either kind of GPU, as in a Trainer.
     """
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    usable = [device for device, available in found.items() if available]
-    best = ("auto", "gpu")[: len(usable)]  # with only a CPU, `gpu` is not available
-    if name not in (*best, *usable):
+    gpus = []
+    if torch.cuda.is_available():
+        gpus.append("cuda")
+    if torch.backends.mps.is_available():
+        gpus.append("mps")
+    usable = [*gpus, "cpu"]
+    if name == "auto" or (name == "gpu" and gpus):
+        return torch.device(usable[0])
+    if name not in usable:
         raise InputError(f"there is no device {name} here, expected auto or one of {', '.join(usable)}")
-    return torch.device(usable[0] if name in best else name)
+    return torch.device(name)
 
 
 def find(path: StrPath | None = None) -> Path:
@@ -156,28 +172,31 @@ def find(path: StrPath | None = None) -> Path:
         notice(f"taking the newest run, {path}")
     name = str(path).replace(os.sep, "/")
     path = Path(path)
-    model, _, revision = name.partition("@")
-    if not path.exists() and (model in _SHORT_NAMES or (is_hub_name(model) and path.parent != RUNS)):
-        folder = cached(model) if model in _SHORT_NAMES and not revision else None
-        return folder or _download(model, revision or None)
+    hub_name, _, revision = name.partition("@")
+    is_short = hub_name in _SHORT_NAMES
+    if not path.exists() and (is_short or (is_hub_name(hub_name) and path.parent != RUNS)):
+        folder = cached(hub_name) if is_short and not revision else None
+        return folder or _download(hub_name, revision or None)
     if path.name == "config.yaml":
         raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
     if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
         return path
     best = path / "checkpoints" / f"best{SUFFIX}"
-    found = [best] if best.is_file() else checkpoints_of(path, broken_first=False)
-    found = found or [file for _, _, file in snapshots_of(path)[::-1]]
-    if not found:
+    if best.is_file():
+        return best
+    checkpoints = checkpoints_of(path, broken_first=False)
+    snapshots = [file for _, _, file in snapshots_of(path)]
+    if not checkpoints and not snapshots:
         raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or the hub's OWNER/NAME")
-    return found[0]
+    return checkpoints[0] if checkpoints else snapshots[-1]
 
 
 def cached(name: str) -> Path | None:
     """Return the cached folder of a hub's model; None if it was never downloaded. Nothing is fetched."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "model.safetensors")
-    return Path(found).parent if isinstance(found, str) else None
+    file = try_to_load_from_cache(name, "model.safetensors")
+    return Path(file).parent if isinstance(file, str) else None
 
 
 @cache
@@ -196,7 +215,7 @@ def _download(name: str, revision: str | None) -> Path:
     return folder
 
 
-def read_weights(path: StrPath | None) -> Found:
+def read_weights(path: StrPath | None) -> StoredModel:
     """Read the weights that `find` finds at `path`; InputError if they cannot be used."""
     path = find(path)
     if path.name == "model.safetensors" and path.with_name("config.json").is_file():
@@ -204,15 +223,15 @@ def read_weights(path: StrPath | None) -> Found:
     for name in ("ckpt.pt", "model.pth"):  # usual names in other programs' folders
         if (path / name).is_file():
             path = path / name
-    saved = read(path) if path.suffix == SUFFIX else None
+    checkpoint = read(path) if path.suffix == SUFFIX else None
     try:
-        if saved is not None:
-            return _from_checkpoint(saved)
-        found = _read_folder(path) if path.is_dir() else _read_file(path)
+        if checkpoint is not None:
+            return _from_checkpoint(checkpoint)
+        stored = _read_folder(path) if path.is_dir() else _read_file(path)
         folder = path if path.is_dir() else path.parent
         table = folder / "tokenizer.json"
         own = Tokenizer.from_file(table) if table.is_file() else None
-        return replace(found, own_tokenizer=own, template=hf.read_template(folder))
+        return replace(stored, own_tokenizer=own, template=hf.read_template(folder))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
@@ -231,26 +250,25 @@ def _resized(table: Tensor, length: int) -> Tensor:
     return interpolate(columns, size=length, mode="linear", align_corners=True)[0].T.contiguous()
 
 
-def _from_checkpoint(saved: Checkpoint) -> Found:
-    part = saved.model
+def _from_checkpoint(checkpoint: Checkpoint) -> StoredModel:
+    part = checkpoint.model
     own = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
     template = build(Template, part.template) if part.template else None
-    return Found("gpt", saved.config, saved.all_weights(), own, template)
+    return StoredModel("gpt", checkpoint.config, checkpoint.all_weights(), own, template)
 
 
-def _read_folder(folder: Path) -> Found:
+def _read_folder(folder: Path) -> StoredModel:
     values = read_json(folder / "config.json")
     state = read_tensors(folder)
     if values.get("model_type") != "minimal-gpt":
-        return Found("hf", *hf.read(values, state))
+        return StoredModel("hf", *hf.read(values, state))
     del values["model_type"]
-    config = GPTConfig.from_dict(values)
-    return Found("gpt", config, check_complete(config, state))
+    return StoredModel("gpt", GPTConfig.from_dict(values), state)
 
 
-def _read_file(path: Path) -> Found:
+def _read_file(path: Path) -> StoredModel:
     saved, state = read_pickle(path)
     if "model_args" in saved:
-        return Found("nanogpt", *nanogpt.read(saved, state))
+        return StoredModel("nanogpt", *nanogpt.read(saved, state))
     beside = path.with_name("config.json")
-    return Found("book", *book.read(state, read_json(beside) if beside.is_file() else {}))
+    return StoredModel("book", *book.read(state, read_json(beside) if beside.is_file() else {}))

@@ -17,7 +17,7 @@ from gpt.serve.app import create_app
 from gpt.share.file import write as write_page
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
-from gpt.weights.load import Found
+from gpt.weights.load import StoredModel
 
 ANSWERS = {
     "What is your name?": "I have none.",
@@ -37,7 +37,7 @@ def conversation(question: str) -> list[dict[str, str]]:
 
 
 @functools.cache
-def chat_model() -> Found:
+def chat_model() -> StoredModel:
     """A model that has memorised the answers."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=2048, context_length=128, emb_dim=32, num_heads=2, num_layers=2))
@@ -57,10 +57,10 @@ def chat_model() -> Found:
         optimizer.step()
         if loss.item() < 0.01:
             break
-    return Found("gpt", model.config, model.eval().state_dict(), TOKENIZER, DEFAULT_TEMPLATE)
+    return StoredModel("gpt", model.config, model.eval().state_dict(), TOKENIZER, DEFAULT_TEMPLATE)
 
 
-def model_of(found: Found) -> GPT:
+def model_of(found: StoredModel) -> GPT:
     """The model in evaluation mode."""
     return GPT.from_weights(found.config, found.weights).eval()
 

@@ -12,7 +12,7 @@ from benchmarks.common import listening
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.serve.app import create_app
 from gpt.weights.commands import write_export
-from gpt.weights.load import Found
+from gpt.weights.load import StoredModel
 
 PROMPT = "The quick brown fox jumps over"
 NEW = 24
@@ -79,7 +79,7 @@ class Place:
         folder = self.folder / form
         if not folder.exists():
             model = self.model
-            write_export(Found("gpt", model.config, model.state_dict()), folder, form)
+            write_export(StoredModel("gpt", model.config, model.state_dict()), folder, form)
         return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt import GPTConfig
+from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.cores import cores
 from gpt.data.corpus import find_corpus
@@ -21,7 +21,6 @@ from gpt.plan.rule import bytes_to_read
 from gpt.run.start import start
 from gpt.training import speed
 from gpt.training.speed import SPEEDS, Machine, speed_key
-from gpt.weights.load import GPT
 
 CORE = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
 ON_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}

@@ -6,7 +6,7 @@ from tiny_runs import rows
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.weights.commands import write_export
-from gpt.weights.load import Found, load
+from gpt.weights.load import StoredModel, load
 
 SHAPE = GPTConfig(vocab_size=300, context_length=24, emb_dim=32, num_heads=2, num_layers=2, qkv_bias=False)
 FAST = [
@@ -22,7 +22,7 @@ def weights(tmp_path, monkeypatch):
     """Weights in the book's form, which differs from the defaults in everything a shape can differ in."""
     monkeypatch.chdir(tmp_path)
     model = GPT(SHAPE)
-    write_export(Found("gpt", SHAPE, model.state_dict()), tmp_path / "weights", "book")
+    write_export(StoredModel("gpt", SHAPE, model.state_dict()), tmp_path / "weights", "book")
     return model
 
 
@@ -66,7 +66,7 @@ def test_weights_with_more_positions_are_resumed_and_exported(weights, text_file
     (tmp_path / "weights").rename(tmp_path / "moved")
     assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "4"]) == 0
     trained, _ = load("runs/tuned")
-    given = Found("gpt", SHAPE, weights.state_dict()).with_positions(64)
+    given = StoredModel("gpt", SHAPE, weights.state_dict()).with_positions(64)
     changed = trained.position_embedding.weight != given.weights["position_embedding.weight"]
     assert changed.any(dim=1).all()
     for format in ("hf", "book"):

@@ -11,7 +11,7 @@ import pytest
 from gpt import GPT, Tokenizer
 from gpt.share.file import write
 from gpt.text.template import Template
-from gpt.weights.load import Found
+from gpt.weights.load import StoredModel
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(not NODE, reason="node is not installed")
@@ -28,7 +28,7 @@ def export(
     megabytes: float = 8,
 ) -> Path:
     """A file with the model, whose other settings are at their defaults."""
-    found = Found("gpt", model.config, model.state_dict(), tokenizer, template)
+    found = StoredModel("gpt", model.config, model.state_dict(), tokenizer, template)
     write(path, found, "tiny", precision, snapshots, text, megabytes)
     return path
 

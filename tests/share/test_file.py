@@ -12,7 +12,7 @@ from gpt import GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.share import file
 from gpt.weights.checkpoint import snapshots_of
-from gpt.weights.load import Found
+from gpt.weights.load import StoredModel
 from tests.generation.conftest import sharp
 from tests.share.node import export, needs_node, run
 from tests.snapshots import add_snapshot
@@ -68,7 +68,7 @@ def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
 
 def test_the_size_is_that_of_the_file_with_its_text(tmp_path):
     path, model = tmp_path / "it.html", sharp(SHAPE)
-    found = Found("gpt", SHAPE, model.state_dict())
+    found = StoredModel("gpt", SHAPE, model.state_dict())
     said = file.write(path, found, "tiny", "int8", [], np.full(300_000, 5000, np.uint16), 8)
     assert f"{path.stat().st_size / 1e6:.1f} MB" in said  # a letter of the text takes up to three bytes
 

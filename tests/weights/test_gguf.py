@@ -11,7 +11,7 @@ from gpt.cli import main
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.weights.commands import write_export
 from gpt.weights.formats.gguf import modelfile
-from gpt.weights.load import Found
+from gpt.weights.load import StoredModel
 
 
 @pytest.mark.parametrize("more", [True, False])
@@ -22,7 +22,7 @@ def test_the_file_read_back(more, config, tmp_path):
 
     model = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": more, "qkv_bias": more}))
     torch.nn.init.normal_(model.blocks[0].attention.out_proj.bias)
-    found = Found("gpt", model.config, model.state_dict())
+    found = StoredModel("gpt", model.config, model.state_dict())
     write_export(found, tmp_path / "gguf", "gguf")
     assert {file.name for file in (tmp_path / "gguf").iterdir()} == {"model.gguf", "Modelfile"}
     reader = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf")

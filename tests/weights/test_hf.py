@@ -11,7 +11,7 @@ from gpt import GPT, Tokenizer, generate
 from gpt.errors import InputError
 from gpt.share.export import export_weights
 from gpt.weights.commands import write_export
-from gpt.weights.load import Found, read_weights
+from gpt.weights.load import StoredModel, read_weights
 from tests.snapshots import add_snapshot
 
 
@@ -67,7 +67,7 @@ def test_the_first_folders_of_the_hub_with_masks_and_without_prefix(folder, toke
 def test_a_padded_batch_of_an_export(model, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    write_export(Found("gpt", model.config, model.state_dict()), tmp_path, "hf")
+    write_export(StoredModel("gpt", model.config, model.state_dict()), tmp_path, "hf")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     batch = tokenizer(["ab", "abcd"], padding=True, return_tensors="pt")

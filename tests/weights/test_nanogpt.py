@@ -7,7 +7,7 @@ from other_programs import huggingface_model, nanogpt_checkpoint
 from gpt import GPT, Tokenizer, generate
 from gpt.errors import InputError
 from gpt.weights.commands import import_weights, write_export
-from gpt.weights.load import Found, read_weights
+from gpt.weights.load import StoredModel, read_weights
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_an_untied_head_is_refused(config, tmp_path):
     untied = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": False}))
     own = Tokenizer("own", table=[bytes([byte]) for byte in range(256)])  # no file of it is left either
     with pytest.raises(InputError, match="always ties the head"):
-        write_export(Found("gpt", untied.config, untied.state_dict(), own), tmp_path / "out", "nanogpt")
+        write_export(StoredModel("gpt", untied.config, untied.state_dict(), own), tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()
 
 
