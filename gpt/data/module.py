@@ -15,6 +15,7 @@ from gpt.data.prepare import Reading, prepare_for
 from gpt.data.respelling import Respelling
 from gpt.data.shards import Prepared
 from gpt.data.split import Divided
+from gpt.data.stored import is_scored
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows, WeightedBatch
 from gpt.errors import InputError, check_least
 from gpt.text.template import DEFAULT_TEMPLATE, Template
@@ -165,7 +166,7 @@ class TokenData(pl.LightningDataModule):
         respelling = None
         if self.prepared.template:  # examples
             starts = self.prepared.document_starts("train")
-            windows = Packed(starts, len(stream), length, stream.tokens >= 0)
+            windows = Packed(starts, len(stream), length, is_scored(stream.tokens))
         else:
             windows = Grid(len(stream), length, self.seed, self.options.shift)
             if share := self.options.bpe_dropout:

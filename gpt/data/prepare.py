@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from gpt.cores import cores
 from gpt.data.corpus import Corpus, find_corpus
 from gpt.data.documents import Piece
-from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared, token_dtype
+from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared
 from gpt.data.split import SPLITS, Divided, divide_corpus
+from gpt.data.stored import as_unscored, token_dtype
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder, locked, write_json
 from gpt.plain import as_dict
@@ -219,7 +220,7 @@ class _SplitWriter:
     open: bool = False  # whether `<|endoftext|>` must still follow the last tokens
 
     def add(self, piece: Piece, ids: NDArray[Any]) -> None:
-        """Append the ids of a piece. An id of a prompt is stored as -1 - id, to mark it as not scored."""
+        """Append the ids of a piece, those of a prompt as not scored."""
         if piece.first or not piece.scored:
             self.end()
         if piece.first:
@@ -230,7 +231,7 @@ class _SplitWriter:
         if piece.scored:
             self.counts.scored_tokens += len(ids)
             self.counts.scored_bytes += size
-        self._write(ids if piece.scored else ~ids.astype(np.int64))
+        self._write(ids if piece.scored else as_unscored(ids))
         self.open = piece.scored
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """A prepared folder. It holds, for each split, the tokens and an index of document starts; and `META`.
 
-Tokens are little-endian uint16. The documents follow one another, each followed by `<|endoftext|>`. The
-tokens of examples are int32: a token that is not scored is stored as -1 - id.
+The documents follow one another, each followed by `<|endoftext|>`. `gpt.data.stored` says how a token is
+stored.
 """
 
 import os
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.split import SPLITS
+from gpt.data.stored import token_dtype, token_ids
 from gpt.errors import InputError
 from gpt.plain import build, parse_json
 from gpt.progress import notice
@@ -23,17 +24,6 @@ from gpt.text.tokenizer import Tokenizer
 META = "meta-4.json"  # the number changes with the format
 INDEX_DTYPE = np.dtype("<i8")
 _STRETCH = 1 << 12  # tokens
-
-
-def token_dtype(examples: bool) -> np.dtype[Any]:
-    """The type in which ids are stored. For `examples` it is signed."""
-    return np.dtype("<i4" if examples else "<u2")
-
-
-def token_ids(stored: NDArray[Any]) -> NDArray[np.int64]:
-    """The ids of stored tokens, both scored and not scored."""
-    ids = stored.astype(np.int64)
-    return ids if stored.dtype.kind == "u" else np.maximum(ids, ~ids)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpt.data.respelling import Respelling
-from gpt.data.shards import Stream, token_ids
+from gpt.data.shards import Stream
+from gpt.data.stored import is_scored, may_be_unscored, token_ids
 
 IGNORE_INDEX = -100  # the target of a position that is not scored, as in `cross_entropy`
 Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each token: (B, T) int64 each
@@ -161,8 +162,8 @@ def make_batch(
     # Both are views of the same memory. Where y must differ, it becomes a copy.
     x = tokens[:, :-1]
     y = tokens[:, 1:]
-    if rows.dtype.kind == "i" or lengths.min() < context_length:
-        y = np.where(rows < 0, IGNORE_INDEX, tokens)[:, 1:]
+    if may_be_unscored(rows) or lengths.min() < context_length:
+        y = np.where(is_scored(rows), tokens, IGNORE_INDEX)[:, 1:]
         padding = np.arange(context_length) >= lengths[:, None]
         x[padding] = 0
         y[padding] = IGNORE_INDEX

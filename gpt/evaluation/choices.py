@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpt.data.shards import Prepared, token_ids
+from gpt.data.shards import Prepared
 from gpt.data.split import SPLITS
+from gpt.data.stored import is_scored, token_ids
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.evaluation.scoring import score
@@ -78,7 +79,7 @@ def read_examples(prepared: Prepared, split: str) -> Iterator[Example]:
     starts = prepared.document_starts(split).tolist()
     for start, end in pairwise([*starts, len(stored)]):
         document = stored[start:end]
-        label_start = int(np.flatnonzero(document < 0).max(initial=-1)) + 1  # ids of a prompt are negative
+        label_start = int(np.flatnonzero(~is_scored(document)).max(initial=-1)) + 1  # after the prompt
         ids = token_ids(document).tolist()
         yield Example((prepared.tokenizer.eot, *ids[:label_start]), tuple(ids[label_start:]))
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.shards import META, find_prepared, is_prepared, token_ids
+from gpt.data.shards import META, find_prepared, is_prepared
+from gpt.data.stored import token_ids
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder
 from gpt.plain import parse_yaml
