@@ -116,28 +116,17 @@ class TokenData(pl.LightningDataModule):
         return self.prepared.tokenizer
 
     def setup(self, stage: str) -> None:
-        """Tokenize the corpus, unless this was done before. Divide an update into batches."""
-        _ = self.prepared
-        if stage == "fit" and self.trainer is not None and self.options.tokens_per_update is not None:
-            self._divide(self.options.tokens_per_update)
+        """Tokenize the corpus, unless this was done before. Divide an update into batches.
 
-    def _divide(self, wanted: int) -> None:
-        """Divide an update's tokens into equal batches on all processes, and accumulate these.
-
-        Raises InputError if that is not possible.
+        Raises InputError if the Trainer accumulates another number of batches than `tokens_per_update` needs.
         """
-        trainer: Any = self.trainer
-        equal = self.context_length * trainer.world_size
-        share, left = divmod(wanted, equal)
-        if left or not share:
-            what = f"tokens_per_update {wanted} is no multiple of {equal}, a window on each process"
-            raise InputError(f"{what}: give {max(1, round(wanted / equal)) * equal}")
-        most = min(self.options.batch_size, share)
-        self.batch_size = max(size for size in range(1, most + 1) if share % size == 0)
-        accumulate = share // self.batch_size
-        if trainer.accumulate_grad_batches not in (1, accumulate):
-            raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
-        trainer.accumulate_grad_batches = accumulate
+        _ = self.prepared
+        trainer = self.trainer
+        if stage == "fit" and trainer is not None and self.options.tokens_per_update is not None:
+            self.batch_size, batches = divide_update(self.options, self.context_length, trainer.world_size)
+            if trainer.accumulate_grad_batches != batches:
+                what = f"tokens_per_update {self.options.tokens_per_update} makes {batches} batches an update"
+                raise InputError(f"{what}: give the Trainer accumulate_grad_batches={batches}")
 
     @property
     def windows_per_update(self) -> int:
@@ -188,15 +177,32 @@ class TokenData(pl.LightningDataModule):
 
     def _place(self) -> tuple[int, int, int]:
         """This process's rank, the number of processes, and the number of batches in an update."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         if trainer is None:
             return 0, 1, 1
         return trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches
 
     def _on_cuda(self) -> bool:
         """Whether this process trains on a GPU. A GPU can copy pinned batches while it computes."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         return trainer is not None and trainer.strategy.root_device.type == "cuda"
+
+
+def divide_update(options: DataOptions, context_length: int, processes: int) -> tuple[int, int]:
+    """Divide the `tokens_per_update` into equal batches on all processes, of at most `batch_size` windows.
+
+    Returns the windows in a batch and the number of batches of each process. Raises InputError if the
+    processes cannot share the tokens in whole windows.
+    """
+    wanted = options.tokens_per_update or 0
+    equal = context_length * processes
+    share, left = divmod(wanted, equal)  # windows of each process
+    if left or not share:
+        what = f"tokens_per_update {wanted} is no multiple of {equal}, a window on each process"
+        raise InputError(f"{what}: give {max(1, round(wanted / equal)) * equal}")
+    most = min(options.batch_size, share)
+    batch_size = max(size for size in range(1, most + 1) if share % size == 0)
+    return batch_size, share // batch_size
 
 
 class TrainLoader:

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from gpt.cores import cores
-from gpt.data.module import TokenData
+from gpt.data.module import TokenData, divide_update
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.plain import as_dict
@@ -109,7 +109,8 @@ def assemble(begun: Start) -> Training:
     """Build all parts of a run and prepare its text, so that errors appear before its folder is made."""
     options, module, data = build(begun)
     loop = Loop(options, module, data, begun)
-    return Training(options, module, data, loop, new_trainer(options, data, [loop]))
+    trainer = new_trainer(options, data, [loop], batches_per_update(options))
+    return Training(options, module, data, loop, trainer)
 
 
 def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
@@ -155,7 +156,25 @@ def validate(begun: Start) -> None:
         print(json.dumps(metrics[0], indent=2))
 
 
-def new_trainer(options: Options, data: TokenData, callbacks: list[Callback]) -> Trainer:
+def batches_per_update(options: Options) -> int:
+    """Return how many batches of a process are accumulated; InputError if two options differ about it."""
+    given = options.trainer.accumulate_grad_batches
+    if options.data.tokens_per_update is None:
+        return given
+    processes = (options.trainer.devices or 1) * _machines()
+    _, batches = divide_update(options.data, options.model.config.context_length, processes)
+    if given not in (1, batches):
+        raise InputError("tokens_per_update decides accumulate_grad_batches: give only one of them")
+    return batches
+
+
+def _machines() -> int:
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # set by torchrun
+
+
+def new_trainer(
+    options: Options, data: TokenData, callbacks: list[Callback], accumulated: int = 1
+) -> Trainer:
     """Build a Trainer that only computes; the callbacks count, record and save."""
     plain = options.trainer
     # Torchrun may start a single process, which then trains as several do.
@@ -166,10 +185,10 @@ def new_trainer(options: Options, data: TokenData, callbacks: list[Callback]) ->
         return Trainer(
             accelerator=plain.accelerator,
             devices=devices,
-            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # set by torchrun
+            num_nodes=_machines(),
             strategy=data_parallel() if from_torchrun or devices > 1 else "auto",
             precision=plain.precision,
-            accumulate_grad_batches=plain.accumulate_grad_batches,
+            accumulate_grad_batches=accumulated,
             gradient_clip_val=plain.gradient_clip_val,
             deterministic=plain.deterministic,
             callbacks=callbacks,

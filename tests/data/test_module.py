@@ -159,10 +159,17 @@ def test_a_prepared_folder_is_a_corpus_and_its_vocabulary_is_checked(novel):
 )
 def test_an_update_is_divided_over_processes_and_batches(processes, most, batch_size, accumulate, novel):
     data = data_of(novel, tokens_per_update=24 * 16, batch_size=most)
-    data.trainer = trainer = SimpleNamespace(world_size=processes, accumulate_grad_batches=1)
+    data.trainer = SimpleNamespace(world_size=processes, accumulate_grad_batches=accumulate)
     for _ in range(2):  # twice, as for a second fit
         data.setup("fit")
-        assert (data.batch_size, trainer.accumulate_grad_batches) == (batch_size, accumulate)
+        assert data.batch_size == batch_size
+
+
+def test_a_trainer_that_accumulates_another_number_of_batches_is_told_which(novel):
+    data = data_of(novel, tokens_per_update=24 * 16, batch_size=12)
+    data.trainer = SimpleNamespace(world_size=1, accumulate_grad_batches=1)
+    with pytest.raises(InputError, match="makes 2 batches an update: give the Trainer accumulate_grad_batc"):
+        data.setup("fit")
 
 
 def test_processes_that_cannot_share_an_update_are_told_which_they_can(novel):
