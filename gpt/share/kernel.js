@@ -3,24 +3,45 @@
 // `kernels` writes the program's bytes (webassembly.github.io/spec/core/binary), so that nothing has to be compiled
 // before. Its functions are called (w, x, y, rows, columns): three addresses in `memory` and two counts. There are four:
 // a matrix of int8 with x of int16, or both of float32; for one row of x, or for four that share what is loaded of w.
-// Columns are a multiple of 16; y is of float32.
+// Columns are a multiple of 16; y is of float32. Each function, for `inputs` rows of x, is
+//
+//   for each row r of w:
+//     sums = 0
+//     for each sixteen columns:
+//       for each vector of them: for t < inputs: sums[t] += w[r][vector] * x[t][vector]
+//     for t < inputs: y[t][r] = the sum of the lanes of sums[t]
 "use strict";
 
 const kernels = (() => {  // which keeps these names to itself
 // Instructions by the names of the specification.
-const LOOP = [0x03, 0x40], END = [0x0b], I32_LESS = [0x49], I32_ADD = [0x6a], I32_SUBTRACT = [0x6b], I32_SHIFT_LEFT = [0x74];
-const F32_ADD = [0x92], F32_FROM_I32 = [0xb2], F32_STORE = [0x38, 2, 0];  // aligned to 2^2 bytes, at no offset
-const branchIf = depth => [0x0d, depth];  // to the loop that is so many levels out
-const get = local => [0x20, local], set = local => [0x21, local], setAndKeep = local => [0x22, local];
+const LOOP = [0x03, 0x40];  // loop, without a result
+const END = [0x0b];
+const branchIf = depth => [0x0d, depth];  // br_if, to the start of the loop that is so many levels out
+const get = local => [0x20, local];  // local.get
+const set = local => [0x21, local];  // local.set
+const setAndKeep = local => [0x22, local];  // local.tee
+const F32_STORE = [0x38, 2, 0];  // aligned to 2^2 bytes, at no offset
+const I32_LESS = [0x49];  // i32.lt_u
+const I32_ADD = [0x6a];
+const I32_SUBTRACT = [0x6b];
+const I32_SHIFT_LEFT = [0x74];
+const F32_ADD = [0x92];
+const F32_FROM_I32 = [0xb2];  // f32.convert_i32_s
 const i32 = value => [0x41, ...(value < 64 ? [value] : [value | 0x80, 0])];  // a constant up to 127
 
-const vector = (...code) => [0xfd, ...code];
+const vector = (...code) => [0xfd, ...code];  // the prefix of all instructions of vectors
 const ZERO_VECTOR = vector(0x0c, ...Array(16).fill(0));
-const LOAD = 0x00, LOAD_8_AS_16 = 0x01;  // sixteen bytes as they are, or eight bytes as numbers of int16
+const LOAD = 0x00;  // v128.load: sixteen bytes as they are
+const LOAD_8_AS_16 = 0x01;  // v128.load8x8_s: eight numbers of int8 as int16
 const loadVector = (address, offset, kind = LOAD) => [...get(address), ...vector(kind, 0, offset)];
-const DOT_I16 = vector(0xba, 1), ADD_I32 = vector(0xae, 1), MULTIPLY_F32 = vector(0xe6, 1), ADD_F32 = vector(0xe4, 1);
-const laneOfI32 = k => vector(0x1b, k), laneOfF32 = k => vector(0x1f, k);
+const DOT_I16 = vector(0xba, 1);  // i32x4.dot_i16x8_s: products of int16, added in pairs
+const ADD_I32 = vector(0xae, 1);
+const MULTIPLY_F32 = vector(0xe6, 1);
+const ADD_F32 = vector(0xe4, 1);
+const laneOfI32 = k => vector(0x1b, k);
+const laneOfF32 = k => vector(0x1f, k);
 
+// Longer pieces: local += by; local << by; the code of several k, one after another.
 const addTo = (local, by) => [...get(local), ...by, ...I32_ADD, ...set(local)];
 const shifted = (local, by) => [...get(local), ...i32(by), ...I32_SHIFT_LEFT];
 const repeat = (count, code) => Array.from({ length: count }, (_, k) => code(k)).flat();

@@ -1,24 +1,42 @@
-// GPT-2's forward with a cache of keys and values. The file's weights lie in the memory of the kernels as they came: a
-// matrix as rows padded to sixteen columns, of int8 with a scale for each row after them, or of float32. All models of
-// a file have the same shape; each begins at another address.
+// GPT-2's forward with a cache of keys and values: what gpt/model.py and gpt/attention/multi_head.py define.
+//
+// The file's weights lie in the memory of the kernels as they came: a matrix as rows padded to sixteen columns, of int8
+// with a scale for each row after them, or of float32. All models of a file have the same shape; each begins at another
+// address. An address counts bytes of that memory.
+//
+// Shapes: T tokens, D emb_dim, H heads, K = D / H, L layers, V vocab_size; rows and columns of a matrix as PyTorch's
+// nn.Linear has them, (outputs, inputs). Every array is flat.
 
 const BATCH = 4;  // tokens that are read together
-const FINEST = 8191;  // of what a matrix of int8 is multiplied with; the sums of 8,000 products fit into 32 bits
-const wide = count => Math.ceil(count / 16) * 16;
+// Inputs of int8 matrices become whole numbers up to this one; the sums of 8,000 products then fit into 32 bits.
+const LARGEST_INPUT = 8191;
+const LANES = 16;
+const padded = count => Math.ceil(count / LANES) * LANES;
 
 class Model {
-  // `file`: {config, tensors: {name: [place in the file, rows, columns]}, precision}; its weights take `end` bytes.
-  constructor(file, end) {
-    Object.assign(this, file.config, { tensors: file.tensors, int8: file.precision === "int8", base: 0 });
+  // `file`: {config, tensors: {name: [place in the file, rows, columns]}, precision}; its weights take `size` bytes.
+  constructor(file, size) {
+    Object.assign(this, file.config);
+    this.tensors = file.tensors;
+    this.int8 = file.precision === "int8";
     this.growth = file.precision === "float16" ? 2 : 1;  // bytes of memory for one of the file
-    end *= this.growth;
-    const { emb_dim: width, context_length: context } = this;
-    const room = count => (end += 4 * wide(count)) - 4 * wide(count);
-    this.head_dim = width / this.num_heads;
-    this.input = room(BATCH * wide(4 * width));
-    this.output = room(Math.max(BATCH * 4 * width, this.vocab_size));
-    [this.keys, this.values] = [0, 1].map(() => new Float32Array(this.num_layers * context * width));  // (layers, T, width)
-    const memory = new WebAssembly.Memory({ initial: Math.ceil(end / 65536) });
+    this.base = 0;  // where the present model begins
+    this.head_dim = this.emb_dim / this.num_heads;
+
+    let end = size * this.growth;
+    const reserve = count => {
+      const address = end;
+      end += 4 * padded(count);
+      return address;
+    };
+    this.input = reserve(BATCH * padded(4 * this.emb_dim));  // of a product, (T, columns)
+    this.output = reserve(Math.max(BATCH * 4 * this.emb_dim, this.vocab_size));  // (T, rows)
+
+    const cached = this.num_layers * this.context_length * this.emb_dim;
+    this.keys = new Float32Array(cached);  // (L, context_length, D)
+    this.values = new Float32Array(cached);
+
+    const memory = new WebAssembly.Memory({ initial: Math.ceil(end / 65536) });  // in pages of 64 KiB
     this.floats = new Float32Array(memory.buffer);
     this.integers = new Int16Array(memory.buffer);
     this.bytes = new Int8Array(memory.buffer);
@@ -28,49 +46,77 @@ class Model {
   // The floats at an address.
   at(address, count) { return this.floats.subarray(address / 4, address / 4 + count); }
 
+  // Where a tensor of the present model lies; null if there is none of that name.
   tensor(name) {
-    const [place, rows, columns] = this.tensors[name] ?? [-1], address = this.base + place * this.growth;
-    return { address, rows, columns, scales: address + rows * wide(columns), missing: place < 0 };
+    if (!this.tensors[name]) return null;
+    const [place, rows, columns] = this.tensors[name];
+    const address = this.base + place * this.growth;
+    return { address, rows, columns, scales: address + rows * padded(columns) };
   }
 
-  // Add a row of an embedding to `x`.
+  // Add a row of an embedding to `x` (D).
   addRow(name, row, x) {
     const { address, columns, scales } = this.tensor(name);
     const scale = this.int8 ? this.floats[scales / 4 + row] : 1;
-    const values = this.int8 ? this.bytes : this.floats, start = (this.int8 ? address : address / 4) + row * wide(columns);
+    const values = this.int8 ? this.bytes : this.floats;
+    const start = (this.int8 ? address : address / 4) + row * padded(columns);
     for (let i = 0; i < columns; i++) x[i] += scale * values[start + i];
   }
 
-  // The weight times each row of x (rows of tokens), plus the bias where there is one; the next product overwrites it.
+  // x (T, columns) -> (T, rows), with T = 1 or BATCH, plus the bias if there is one; the next product overwrites it.
   linear(name, x) {
-    const { address, rows, columns, scales } = this.tensor(name + ".weight"), bias = this.tensor(name + ".bias");
-    const padded = wide(columns), count = x.length / columns, steps = [];
-    const [values, input] = this.int8 ? [this.integers, this.input / 2] : [this.floats, this.input / 4];
-    for (let t = 0; t < count; t++) {
-      const row = x.subarray(t * columns, (t + 1) * columns), to = input + t * padded;
-      let most = 0;
-      if (this.int8) for (let i = 0; i < columns; i++) most = Math.max(most, Math.abs(row[i]));
-      steps.push(this.int8 && most ? most / FINEST : 1);
-      if (this.int8) for (let i = 0; i < columns; i++) values[to + i] = Math.round(row[i] / steps[t]);
-      else values.set(row, to);
-      values.fill(0, to + columns, to + padded);
-    }
+    const { address, rows, columns, scales } = this.tensor(name + ".weight");
+    const count = x.length / columns;
+    const units = this.writeInput(x, columns);
     const kernel = this.kernels[`${this.int8 ? "int8" : "float32"}x${count}`];
-    kernel(address, this.input, this.output, rows, padded);
+    kernel(address, this.input, this.output, rows, padded(columns));
+
     const y = this.at(this.output, count * rows);
-    const add = bias.missing ? null : this.at(bias.address, rows), scale = this.int8 ? this.at(scales, rows) : null;
-    for (let t = 0, to = 0; t < count; t++) {
-      for (let i = 0; i < rows; i++, to++) y[to] = (scale ? y[to] * scale[i] * steps[t] : y[to]) + (add ? add[i] : 0);
+    const scale = this.int8 ? this.at(scales, rows) : null;
+    const biasPlace = this.tensor(name + ".bias");
+    const bias = biasPlace ? this.at(biasPlace.address, rows) : null;
+    for (let t = 0; t < count; t++) {
+      for (let i = 0; i < rows; i++) {
+        let value = y[t * rows + i];
+        if (scale) value = value * scale[i] * units[t];
+        if (bias) value += bias[i];
+        y[t * rows + i] = value;
+      }
     }
     return y;
   }
 
+  // Write x (T, columns) to the kernels' input, padded. Return the unit of each row's numbers.
+  writeInput(x, columns) {
+    const width = padded(columns);
+    const units = [];
+    for (let t = 0; t < x.length / columns; t++) {
+      const row = x.subarray(t * columns, (t + 1) * columns);
+      if (this.int8) {
+        const to = this.input / 2 + t * width;
+        units.push(unitOf(row));
+        for (let i = 0; i < columns; i++) this.integers[to + i] = Math.round(row[i] / units[t]);
+        this.integers.fill(0, to + columns, to + width);
+      } else {
+        const to = this.input / 4 + t * width;
+        units.push(1);
+        this.floats.set(row, to);
+        this.floats.fill(0, to + columns, to + width);
+      }
+    }
+    return units;
+  }
+
+  // x (T, D) -> (T, D)
   norm(name, x) {
-    const width = this.emb_dim, y = new Float32Array(x.length);
-    const [weight, bias] = ["weight", "bias"].map(part => this.at(this.tensor(`${name}.${part}`).address, width));
+    const width = this.emb_dim;
+    const weight = this.at(this.tensor(name + ".weight").address, width);
+    const bias = this.at(this.tensor(name + ".bias").address, width);
+    const y = new Float32Array(x.length);
     for (let first = 0; first < x.length; first += width) {
-      let mean = 0, variance = 0;
+      let mean = 0;
       for (let i = 0; i < width; i++) mean += x[first + i] / width;
+      let variance = 0;
       for (let i = 0; i < width; i++) variance += (x[first + i] - mean) ** 2 / width;
       const scale = 1 / Math.sqrt(variance + 1e-5);
       for (let i = 0; i < width; i++) y[first + i] = (x[first + i] - mean) * scale * weight[i] + bias[i];
@@ -78,10 +124,11 @@ class Model {
     return y;
   }
 
-  // Read one token or BATCH of them from a position on, after what was read before. `weights` receives the attention
-  // weights, (layers, heads, T) of one token.
+  // Read one token or BATCH of them from a position on, after what was read before. `weights`, a list, receives the
+  // attention weights of one token, (L, H, position + 1).
   forward(tokens, position, weights = null) {
-    const width = this.emb_dim, x = new Float32Array(tokens.length * width);
+    const width = this.emb_dim;
+    const x = new Float32Array(tokens.length * width);
     for (const [t, token] of tokens.entries()) {
       this.addRow("token_embedding.weight", token, x.subarray(t * width));
       this.addRow("position_embedding.weight", position + t, x.subarray(t * width));
@@ -90,10 +137,10 @@ class Model {
     for (let layer = 0; layer < this.num_layers; layer++) {
       const block = `blocks.${layer}.`;
       weights?.push([]);
-      const mixed = this.attend(block, layer, position, this.norm(block + "attention_norm", x), weights?.at(-1));
-      add(this.linear(block + "attention.out_proj", mixed));
+      const context = this.attend(layer, position, this.norm(block + "attention_norm", x), weights?.at(-1));
+      add(this.linear(block + "attention.out_proj", context));
       const hidden = this.linear(block + "feed_forward.up", this.norm(block + "feed_forward_norm", x));
-      activate(hidden, this.exact_gelu);
+      gelu(hidden, this.exact_gelu);
       add(this.linear(block + "feed_forward.down", hidden));
     }
     this.last = x.subarray(x.length - width);
@@ -101,44 +148,68 @@ class Model {
 
   // The logits (V) of the token after the last one read.
   predict() {
-    return this.linear(this.tensor("head.weight").missing ? "token_embedding" : "head", this.norm("final_norm", this.last));
+    const head = this.tensor("head.weight") ? "head" : "token_embedding";  // a tied head is not stored
+    return this.linear(head, this.norm("final_norm", this.last));
   }
 
-  attend(block, layer, position, x, weights) {
-    const { emb_dim: width, head_dim: size, context_length: context } = this, mixed = new Float32Array(x.length);
-    const keys = this.keys.subarray(layer * context * width), values = this.values.subarray(layer * context * width);
-    keys.set(this.linear(block + "attention.W_key", x), position * width);
-    values.set(this.linear(block + "attention.W_value", x), position * width);
-    const query = this.linear(block + "attention.W_query", x);
+  // x (T, D) -> the heads' context vectors (T, D). The keys and values of x go into the cache.
+  attend(layer, position, x, weights) {
+    const { emb_dim: width, head_dim: size, context_length } = this;
+    const attention = `blocks.${layer}.attention.`;
+    const keys = this.keys.subarray(layer * context_length * width);
+    const values = this.values.subarray(layer * context_length * width);
+    keys.set(this.linear(attention + "W_key", x), position * width);
+    values.set(this.linear(attention + "W_value", x), position * width);
+    const queries = this.linear(attention + "W_query", x);
+    const context = new Float32Array(x.length);
     for (let at = 0; at < x.length; at += size) {  // each head of each token
-      const first = at % width, scores = new Float32Array(position + 1 + (at - first) / width);
+      const first = at % width;  // of the head's columns
+      const token = (at - first) / width;
+      const scores = new Float32Array(position + token + 1);  // causal: of this token and those before it
       for (let j = 0; j < scores.length; j++) {
-        for (let i = 0; i < size; i++) scores[j] += query[at + i] * keys[j * width + first + i];
+        for (let i = 0; i < size; i++) scores[j] += queries[at + i] * keys[j * width + first + i];
       }
       softmax(scores, 1 / Math.sqrt(size));
       weights?.push(Array.from(scores));
       for (let j = 0; j < scores.length; j++) {
-        for (let i = 0; i < size; i++) mixed[at + i] += scores[j] * values[j * width + first + i];
+        for (let i = 0; i < size; i++) context[at + i] += scores[j] * values[j * width + first + i];
       }
     }
-    return mixed;
+    return context;
   }
 }
 
-// The softmax of scores times `scale`, in place.
+// The unit in which the largest number of a row is LARGEST_INPUT; 1 for a row of zeros.
+function unitOf(row) {
+  let most = 0;
+  for (const value of row) most = Math.max(most, Math.abs(value));
+  return most ? most / LARGEST_INPUT : 1;
+}
+
+// Softmax of scores times `scale`, in place.
 function softmax(scores, scale) {
   const most = scores.reduce((one, other) => Math.max(one, other), -Infinity);
   let total = 0;
-  for (let i = 0; i < scores.length; i++) total += scores[i] = Math.exp((scores[i] - most) * scale);
+  for (let i = 0; i < scores.length; i++) {
+    const weight = Math.exp((scores[i] - most) * scale);
+    scores[i] = weight;
+    total += weight;
+  }
   for (let i = 0; i < scores.length; i++) scores[i] /= total;
 }
 
-// GELU in place, exact by Abramowitz and Stegun's 7.1.26 (to 2e-7) or with a tanh.
-function activate(y, exact) {
+// GELU in place: x times the share of a normal distribution below x, exact or by GPT-2's approximation with tanh.
+function gelu(y, exact) {
   for (let i = 0; i < y.length; i++) {
-    const x = y[i], z = Math.abs(x) * Math.SQRT1_2, t = 1 / (1 + 0.3275911 * z);
-    const tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) * Math.exp(-z * z);
-    const share = exact ? Math.sign(x) * (1 - tail) : Math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
-    y[i] = 0.5 * x * (1 + share);
+    const x = y[i];
+    y[i] = 0.5 * x * (1 + (exact ? erf(x * Math.SQRT1_2) : Math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))));
   }
+}
+
+// Abramowitz and Stegun, 7.1.26, to 2e-7.
+function erf(x) {
+  const z = Math.abs(x);
+  const t = 1 / (1 + 0.3275911 * z);
+  const series = 0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)));
+  return Math.sign(x) * (1 - t * series * Math.exp(-z * z));
 }
