@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,22 @@ def start(tmp_path_factory):
     yield open_
     for browser in browsers:
         browser.quit()
+
+
+AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"  # npm install --no-save axe-core
+needs_axe = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
+
+
+def violations(browser) -> list[str]:
+    """The rules of accessibility that axe-core sees broken on the page as it is, each with an element."""
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    result = browser.execute_async_script("axe.run().then(arguments[0])")
+    return [f"{one['id']}: {one['nodes'][0]['html']}" for one in result["violations"]]
+
+
+def set_dark(browser) -> None:
+    feature = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
 def wait_for(what, seconds: float = 20):

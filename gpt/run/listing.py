@@ -34,11 +34,9 @@ class Row:
     @classmethod
     def of(cls, name: str, run: RunPart) -> "Row":
         """Return the row of the run with this name."""
-        data = run.options.get("data")
-        corpus = data.get("corpus") if isinstance(data, dict) else None
         return cls(
             name=name,
-            text=Path(corpus).name if isinstance(corpus, str) else "",
+            text=run.text,
             bits_per_byte=run.validation.get("val_bits_per_byte"),
             step=run.step,
             total=run.total,

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ from gpt.serve.requests import AttentionRequest, CompletionRequest, CopiedReques
 from gpt.share.page import served_page
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
+from gpt.weights.checkpoint import RunPart
+from gpt.weights.figures import Figures
 from gpt.weights.load import load
 
 Result = TypeVar("Result")
@@ -52,6 +54,7 @@ def create_app(
     run: Path | None = None,
     copied: Copied | None = None,
     precision: Precision | None = None,
+    trained: RunPart | None = None,
 ) -> FastAPI:
     """Make the application that serves a model.
 
@@ -67,6 +70,7 @@ def create_app(
         run: the run whose training the page shows.
         copied: finds what the model copied from its training text, for the page to mark.
         precision: the precision that the model and the run's snapshots compute in.
+        trained: the state of the run in the served checkpoint, for the page to show its figures.
     """
     limits = limits or Limits()
     device = model.token_embedding.weight.device
@@ -77,7 +81,8 @@ def create_app(
     backend = backend_for(precision)
     own = EngineThread(model, tokenizer, backend)
     history = History(own, run or Path(os.devnull), read_snapshot, limits.snapshots)
-    service = _Service(tokenizer, name, limits, template, history, copied)
+    figures = Figures.of(model.num_parameters(), trained)
+    service = _Service(tokenizer, name, limits, template, history, copied, figures)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -114,6 +119,7 @@ class _Service:
     template: Template | None
     history: History
     copied: Copied | None
+    figures: Figures
 
     def __post_init__(self) -> None:
         self.started = int(time.time())
@@ -170,7 +176,7 @@ class _Service:
 
     def about(self) -> dict[str, Any]:
         marks = {"chat": self.template is not None, "copied": self.copied is not None}
-        return {"id": self.name, **marks, **self.history.curve()}
+        return {"id": self.name, "figures": asdict(self.figures), **marks, **self.history.curve()}
 
     async def attention(self, request: Request) -> Response:
         body = await self.limits.read_body(request)

@@ -11,7 +11,7 @@ from gpt.files import readable
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, for_decoding, suits_program
 from gpt.progress import notice
-from gpt.weights.checkpoint import run_of
+from gpt.weights.checkpoint import parts_of, run_of
 from gpt.weights.load import Device, find, load_with_template
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -72,6 +72,7 @@ def serve(
         run=run,
         copied=copied,
         precision=precision,
+        trained=parts_of(path)[1] if run else None,
     )
     if host in _LOCAL:  # the check of the host name prevents DNS rebinding by pages of other sites
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])

@@ -8,7 +8,7 @@ from gpt.evaluation.copied import training_text
 from gpt.files import check_free, readable
 from gpt.share.file import Precision, write
 from gpt.share.gpt2 import is_gpt2
-from gpt.weights.checkpoint import run_of, snapshots_of
+from gpt.weights.checkpoint import parts_of, run_of, snapshots_of
 from gpt.weights.commands import export_folder
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import check_known
@@ -49,10 +49,11 @@ def export_weights(
     if format != "html":
         return export_folder(stored, path, output, format, push)
     run = run_of(path.resolve())
+    state = parts_of(path)[1] if run else None
     text = training_text(run, stored.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
     name = readable((run or path).resolve().stem)
-    print(write(output, stored, name, precision, snapshots, text, snapshot_megabytes))
+    print(write(output, stored, name, precision, snapshots, text, snapshot_megabytes, state))
 
 
 def _check_arithmetic(stored: StoredModel) -> None:

@@ -17,7 +17,8 @@ from gpt.files import atomic_write
 from gpt.generation.compiled import quantized
 from gpt.share.page import page_of
 from gpt.text.table import LAST_WORD, WORDS, pack
-from gpt.weights.checkpoint import Snapshot, most_crowded
+from gpt.weights.checkpoint import RunPart, Snapshot, most_crowded
+from gpt.weights.figures import Figures
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import StoredModel, read_weights
 
@@ -35,8 +36,9 @@ def write(
     snapshots: list[Snapshot],
     text: NDArray[Any] | None,
     megabytes: float,
+    run: RunPart | None = None,
 ) -> str:
-    """Write a cropped model with snapshots of its run and the ids of its training text.
+    """Write a cropped model with snapshots of its run, the ids of its training text and the figures of `run`.
 
     As many snapshots are written as fit into `megabytes`, evenly spaced in the logarithm of the step. Return
     a line that says what is in the file. Raises InputError if the file would be larger than `LARGEST`.
@@ -55,6 +57,7 @@ def write(
     description = {
         "name": name,
         "config": stored.config.to_dict(),
+        "figures": asdict(Figures.of(sum(weight.numel() for weight in stored.weights.values()), run)),
         "template": asdict(stored.template) if stored.template else None,
         "table": pack(stored.tokenizer.tokens),
         "words": _in_javascript(WORDS),

@@ -1,39 +1,63 @@
-// The page. It asks `backend`, a server or a worker: `ask(path, form)` gives an answer, `complete(form, take, signal)`
-// hands over the choices of a completion, `own` says whose weights write where the slider is at its right end.
+// The page: what a person does, and what is shown. It draws nothing but by `textContent` and styles, so that no text is
+// read as HTML.
+//
+// It asks `backend`, a server (http.js) or a worker (file.js): `ask(path, form)` gives an answer, `complete(form, take,
+// signal)` hands over the choices of a completion as OpenAI's API has them, `own` says whose weights write where the
+// slider is at its right end, `live` whether the run may still train.
 "use strict";
 const $ = id => document.getElementById(id);
 const make = (tag, className, textContent = "") => Object.assign(document.createElement(tag), { className, textContent });
-let about = null, running = null, again = false, latest = 0;
-let text = null;  // the present one: its form, tokens, and (element, last token) pairs, and the box that it is in
-let turns = [];  // of a chat
-let chosen = Infinity, place = [-1, 0];  // the token and the head whose attention is shown, if they are there
 
-for (const slider of document.querySelectorAll(".settings input[type=range]")) {
-  const show = () => { slider.previousElementSibling.querySelector("output").value = slider.value === slider.dataset.off ? "off" : slider.value; };
-  slider.addEventListener("input", show);
-  show();
-}
+const SURPRISING = Math.log(1000);  // nats; a token of a probability of 0.1 % or less has the strongest shade
+const REFRESH = 3000;  // milliseconds between two questions whether the run has new snapshots
+
+let about = null;  // the answer of the backend: the model's name and figures, and its snapshots
+let running = null;  // the AbortController of the present completion
+let again = false;  // whether to write anew after it
+let latest = 0;  // number of the newest question about attention; answers to others are dropped
+let text = null;  // the present text: its form, tokens, (element, last token) pairs, and the box that it is in
+let turns = [];  // messages of a chat
+let chosen = Infinity;  // index of the token whose attention is shown
+let place = [-1, 0];  // layer and head that are shown, if the model has them
 
 const showError = error => { $("error").textContent = error.message; };
 
 // The step at which the slider stands; undefined at its right end.
 const moment = () => about?.snapshots[$("moment").value];
 
+// ---- what the page says of the model
+
 function describe() {
-  $("model").textContent = document.title = about.id;
+  $("model").textContent = about.id;
+  document.title = `${about.id} · gpt`;
+  $("figures").textContent = figures(about.figures).join(" · ");
+  $("underlined").hidden = !about.copied;
   if (!about.chat) return;
   document.body.className = "chat";
-  $("asked").textContent = "Message: Enter sends, Shift-Enter begins a new line";
+  $("asked").textContent = "Message. Enter sends it, Shift-Enter begins a new line.";
   $("generate").textContent = "Send";
+  $("what").textContent = "No message yet.";
+  $("how").textContent = "Type a message, and press Enter. The model replies as in the examples that it was trained on.";
   $("clear").hidden = $("system_field").hidden = false;
 }
+
+// The figures that are known, as phrases.
+function figures({ parameters, text, minutes, bits_per_byte }) {
+  const count = parameters < 1e6 ? `${Math.ceil(parameters / 1e3)} thousand` : `${(parameters / 1e6).toFixed(1)} million`;
+  const phrases = [`${count} parameters`];
+  if (text) phrases.push(`trained on ${text}`);
+  if (minutes) phrases.push(`${minutes.toFixed(1)} minutes of training`);
+  if (bits_per_byte) phrases.push(`${bits_per_byte.toFixed(2)} bits per byte of held-out text`);
+  return phrases;
+}
+
+// ---- a text
 
 // The form of a request, as the settings are.
 function settings() {
   const form = { logprobs: 5, stream: true, heal: true };
-  for (const id of ["temperature", "max_tokens", "top_p", "repetition_penalty", "top_k", "min_p"]) {
-    if (id !== "top_k" || $(id).value > 0) form[id] = Number($(id).value);
-  }
+  for (const id of ["temperature", "max_tokens", "top_p", "repetition_penalty", "min_p"]) form[id] = Number($(id).value);
+  if ($("top_k").value > 0) form.top_k = Number($("top_k").value);
   const seed = $("seed").value.trim();
   if (seed) form.seed = /^-?\d+$/.test(seed) ? Number(seed) : seed;  // an error says what is not a number
   if ($("stop").value) form.stop = $("stop").value.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
@@ -42,40 +66,70 @@ function settings() {
 
 // Begin a text: the form of its request, and its place on the page.
 function begin() {
-  const form = settings(), step = moment(), content = $("prompt").value, system = $("system").value;
+  const form = settings();
+  const step = moment();
+  const prompt = $("prompt").value;
   let box = $("text");
-  if (!turns.length) box.replaceChildren();
   if (about.chat) {
-    if (turns.at(-1)?.role === "assistant" && !content) { turns.pop(); box.lastChild.remove(); }  // written again
-    if (content) { turns.push({ role: "user", content }); box.append(make("div", "turn user", content)); }
-    if (!turns.length) throw new Error("type a message first");
-    $("prompt").value = "";
+    box = beginReply(prompt);
+    const system = $("system").value;
     form.messages = system ? [{ role: "system", content: system }, ...turns] : [...turns];
-    box.append(box = make("div", "turn assistant"));
-  } else form.prompt = content;
+  } else {
+    box.replaceChildren();
+    form.prompt = prompt;
+  }
   // All steps draw the same random numbers, and show what they make of the prompt.
-  if (step !== undefined) Object.assign(form, { seed: 1, ...form, snapshot: step, echo: !about.chat && content !== "" });
-  if (!about.chat && !form.echo) box.append(make("span", "prompt", content));
+  if (step !== undefined) Object.assign(form, { seed: 1, ...form, snapshot: step, echo: !about.chat && prompt !== "" });
+  if (prompt && !about.chat && !form.echo) box.append(make("span", "prompt", prompt));
   text = { form, box, tokens: [], marks: [], written: 0 };
+}
+
+// Show a message, and return the box of the reply to it. Without a message the last reply is written anew.
+function beginReply(content) {
+  if (!turns.length) $("text").replaceChildren();
+  if (!content && turns.at(-1)?.role === "assistant") {
+    turns.pop();
+    $("text").lastChild.remove();
+  }
+  if (content) {
+    turns.push({ role: "user", content });
+    say("user", "You", content);
+  }
+  if (!turns.length) throw new Error("type a message first");
+  $("prompt").value = "";
+  return say("assistant", "Model", "");
+}
+
+// Add a message to the chat, and return its bubble.
+function say(role, name, content) {
+  const message = make("div", `said ${role}`);
+  const bubble = make("div", `turn ${role}`, content);
+  message.append(make("span", "role", name), bubble);
+  $("text").append(message);
+  return bubble;
+}
+
+function setRunning(controller) {
+  running = controller;
+  $("generate").disabled = controller !== null;
+  $("halt").disabled = controller === null;
+  $("text").ariaBusy = String(controller !== null);  // a screen reader waits for the whole text
 }
 
 async function generate() {
   if (running) return;
-  running = new AbortController();
+  setRunning(new AbortController());
   const watching = moment() !== undefined;
   latest++;
-  $("generate").disabled = true; $("halt").disabled = false;
   for (const id of ["error", "speed", "copied"]) $(id).textContent = "";
-  if (!watching) { $("attention").hidden = true; chosen = Infinity; }
+  if (!watching) {
+    $("attention").hidden = true;
+    chosen = Infinity;
+  }
   try {
     if (!about) await follow();
     begin();
-    const startTime = performance.now();
-    await backend.complete(text.form, choice => {
-      add(text, choice);
-      const rate = text.tokens.length / ((performance.now() - startTime) / 1000);
-      $("speed").textContent = `${text.tokens.length} tokens, ${rate.toFixed(1)} per second`;
-    }, running.signal);
+    await write();
     const mark = text.marks.find(([, token]) => token.index >= chosen) ?? text.marks.at(-1);
     if (watching && mark) await showAttention(text, ...mark);
     if (about.copied) await showCopied(text);
@@ -83,9 +137,20 @@ async function generate() {
     if (error.name !== "AbortError") showError(error);
   }
   if (turns.at(-1)?.role === "user") turns.push({ role: "assistant", content: text.box.textContent });
-  running = null;
-  $("generate").disabled = false; $("halt").disabled = true;
-  if (again) { again = false; generate(); }
+  setRunning(null);
+  if (again) {
+    again = false;
+    generate();
+  }
+}
+
+async function write() {
+  const start = performance.now();
+  await backend.complete(text.form, choice => {
+    add(text, choice);
+    const rate = text.tokens.length / ((performance.now() - start) / 1000);
+    $("speed").textContent = `${text.tokens.length} tokens, ${rate.toFixed(1)} per second`;
+  }, running.signal);
 }
 
 // Text is held back while it may be part of a character or of a stop string, so a piece of it can belong to several
@@ -96,114 +161,206 @@ function add(text, { text: piece, logprobs }) {
   const prompt = form.echo && text.written + piece.length <= form.prompt.length && text.written < form.prompt.length;
   for (const [i, id] of logprobs.token_ids.entries()) {
     const others = Object.entries(logprobs.top_logprobs[i] ?? {}).sort((one, other) => other[1] - one[1]);
-    tokens.push({ id, name: logprobs.tokens[i], p: Math.exp(logprobs.token_logprobs[i]), others, index: tokens.length, prompt });
+    const logProbability = logprobs.token_logprobs[i];  // null for the first token of all
+    tokens.push({ id, name: logprobs.tokens[i], logProbability, others, index: tokens.length, prompt });
   }
   if (!piece) return;
-  const last = tokens.at(-1), mark = make("span", prompt ? "token prompt" : "token", piece);
-  mark.tabIndex = 0;
-  mark.style.setProperty("--a", (0.75 * (1 - last.p) ** 2).toFixed(3));
-  for (const enter of ["pointerenter", "focus"]) mark.addEventListener(enter, () => tip(mark, last));
-  for (const leave of ["pointerleave", "blur"]) mark.addEventListener(leave, () => { $("tip").style.display = "none"; });
-  const choose = () => { chosen = last.index; showAttention(text, mark, last).catch(showError); };
+  const mark = markOf(text, piece, tokens.at(-1));
+  marks.push([mark, tokens.at(-1)]);
+  text.written += piece.length;
+  keepEndInView(() => text.box.append(mark));
+}
+
+// The element of a piece of text, shaded by how surprising its last token was.
+function markOf(text, piece, token) {
+  const mark = make("span", token.prompt ? "token prompt" : "token", piece);
+  mark.tabIndex = text.marks.length ? -1 : 0;  // Tab reaches the first one, the arrow keys the others
+  mark.setAttribute("aria-describedby", "tip");
+  mark.style.setProperty("--a", Math.min(1, -(token.logProbability ?? 0) / SURPRISING).toFixed(3));
+  for (const enter of ["pointerenter", "focus"]) mark.addEventListener(enter, () => showTip(mark, token));
+  for (const leave of ["pointerleave", "blur"]) mark.addEventListener(leave, hideTip);
+  const choose = () => {
+    chosen = token.index;
+    showAttention(text, mark, token).catch(showError);
+  };
   mark.addEventListener("click", choose);
   mark.addEventListener("keydown", event => { if (event.key === "Enter") choose(); });
-  text.box.append(mark);
-  marks.push([mark, last]);
-  text.written += piece.length;
+  return mark;
 }
+
+// Add to a chat; it stays at its end, unless one has scrolled up.
+function keepEndInView(append) {
+  const box = $("text");
+  const atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 40;
+  append();
+  if (atEnd) box.scrollTop = box.scrollHeight;
+}
+
+// ---- the alternatives of a token
 
 const visible = name => name.replaceAll("\n", "↵").replaceAll("\t", "→").replaceAll(" ", "·") || "∅";
 
-// The alternatives of a token, the server's likeliest and itself, beside its mark.
-function tip(mark, token) {
-  const box = $("tip"), table = make("table"), place = mark.getClientRects()[0];
-  for (const [name, p] of token.others) {
-    const row = table.insertRow(), share = Math.exp(p);
+// Show the likeliest tokens and the token itself beside its mark.
+function showTip(mark, token) {
+  const table = make("table");
+  for (const [name, logProbability] of token.others) {
+    const probability = Math.exp(logProbability);
+    const row = table.insertRow();
     row.className = name === token.name ? "own" : "";
     row.insertCell().append(make("code", "", visible(name)));
-    row.insertCell().textContent = share < 0.001 ? "< 0.1 %" : (100 * share).toFixed(1) + " %";
+    row.insertCell().textContent = probability < 0.001 ? "< 0.1 %" : (100 * probability).toFixed(1) + " %";
   }
-  box.replaceChildren(table);
-  box.style.display = "block";
-  box.style.left = Math.max(4, Math.min(place.left, innerWidth - box.offsetWidth - 4)) + "px";
-  const below = place.bottom + 6;
-  box.style.top = (below + box.offsetHeight < innerHeight ? below : place.top - box.offsetHeight - 6) + "px";
+  const tip = $("tip");
+  tip.replaceChildren(table);
+  tip.style.display = "block";
+  const line = mark.getClientRects()[0];  // the first, if the mark has several
+  tip.style.left = Math.max(4, Math.min(line.left, innerWidth - tip.offsetWidth - 4)) + "px";
+  const below = line.bottom + 6;
+  tip.style.top = (below + tip.offsetHeight < innerHeight ? below : line.top - tip.offsetHeight - 6) + "px";
 }
 
-async function showAttention({ form, tokens: all, prompt: read }, mark, token) {
+const hideTip = () => { $("tip").style.display = "none"; };
+
+// ---- attention
+
+async function showAttention(text, mark, token) {
   const turn = ++latest;
   document.querySelector(".token.chosen")?.classList.remove("chosen");
   mark.classList.add("chosen");
-  const before = all.slice(0, token.index).map(other => other.id), { messages, snapshot } = form;
-  // What the model read before: of the prompt, what is not among the tokens.
-  const unseen = form.echo ? Math.max(0, read.length - all.filter(one => one.prompt).length) : read.length;
-  const seen = [...read.slice(0, unseen), ...before];
-  const asked = messages ? { messages, tokens: before } : { prompt: seen.length ? seen : "", tokens: [] };
-  const { tokens, weights } = await backend.ask("attention", { ...asked, snapshot });
+  const { tokens, weights } = await backend.ask("attention", attentionForm(text, token));
   if (turn !== latest) return;
   $("attention").hidden = false;
   $("chosen").textContent = visible(token.name);
-  $("grid").replaceChildren();
   $("grid").style.gridTemplateColumns = `repeat(${weights[0].length}, minmax(.9rem, 1.6rem))`;
-  const show = (layer, head) => {
-    for (const cell of $("grid").children) cell.setAttribute("aria-pressed", cell.ariaLabel === `Layer ${layer}, head ${head}`);
-    const most = Math.max(...weights[layer][head]);
-    $("which").textContent = `Layer ${layer}, head ${head}: largest weight ${(100 * most).toFixed(0)} %`;
-    $("seen").replaceChildren(...tokens.map((text, i) => {
-      const span = make("span", "", text), weight = weights[layer][head][i];
-      span.title = (100 * weight).toFixed(1) + " %";
-      span.style.setProperty("--a", (0.8 * Math.sqrt(weight / most)).toFixed(3));
-      return span;
-    }));
-  };
-  weights.forEach((layer, l) => layer.forEach((head, h) => {
+  $("grid").replaceChildren(...weights.flatMap((layer, l) => layer.map((head, h) => {
     const cell = make("button");
     cell.title = cell.ariaLabel = `Layer ${l}, head ${h}`;
-    cell.style.background = `rgba(var(--rgb), ${(0.08 + 0.92 * Math.max(...head)).toFixed(3)})`;
-    cell.addEventListener("click", () => show(...(place = [l, h])));
-    $("grid").append(cell);
-  }));
-  show(...(weights[place[0]]?.[place[1]] ? place : [weights.length - 1, 0]));
+    cell.style.setProperty("--a", (0.08 + 0.92 * Math.max(...head)).toFixed(3));
+    cell.addEventListener("click", () => {
+      place = [l, h];
+      showHead(tokens, weights, l, h);
+    });
+    return cell;
+  })));
+  showHead(tokens, weights, ...(weights[place[0]]?.[place[1]] ? place : [weights.length - 1, 0]));
 }
 
-// Underline what is copied verbatim from the training text.
+// The request for the attention from the last token before `token`: all that the model had read then.
+function attentionForm({ form, tokens, prompt }, token) {
+  const { messages, snapshot } = form;
+  const before = tokens.slice(0, token.index).map(other => other.id);
+  if (messages) return { messages, tokens: before, snapshot };
+  // With `echo` most of the prompt is among the tokens.
+  const echoed = form.echo ? tokens.filter(other => other.prompt).length : 0;
+  const read = [...prompt.slice(0, Math.max(0, prompt.length - echoed)), ...before];
+  return { prompt: read.length ? read : "", tokens: [], snapshot };
+}
+
+// Shade the tokens by the weights of a head.
+function showHead(tokens, weights, layer, head) {
+  const label = `Layer ${layer}, head ${head}`;
+  for (const cell of $("grid").children) {
+    const isShown = cell.ariaLabel === label;
+    cell.setAttribute("aria-pressed", isShown);
+    cell.tabIndex = isShown ? 0 : -1;
+  }
+  const most = Math.max(...weights[layer][head]);
+  $("which").textContent = `${label}: largest weight ${(100 * most).toFixed(0)} %`;
+  $("seen").replaceChildren(...tokens.map((name, i) => {
+    const span = make("span", "", name);
+    const weight = weights[layer][head][i];
+    span.title = (100 * weight).toFixed(1) + " %";
+    span.style.setProperty("--a", Math.sqrt(weight / most).toFixed(3));
+    return span;
+  }));
+}
+
+// ---- what is copied
+
+// Underline what stands word for word in the training text.
 async function showCopied({ tokens, marks }) {
-  const own = tokens.filter(token => !token.prompt), { runs } = await backend.ask("copied", { tokens: own.map(token => token.id) });
+  const own = tokens.filter(token => !token.prompt);
+  const { runs } = await backend.ask("copied", { tokens: own.map(token => token.id) });
   const copied = new Set(runs.flatMap(([start, end]) => own.slice(start, end)));
   for (const [mark, token] of marks) mark.classList.toggle("copied", copied.has(token));
   const longest = Math.max(0, ...runs.map(([start, end]) => end - start));
-  $("copied").textContent = `${copied.size} of ${own.length} tokens are copied` + (longest ? `, the longest run ${longest}` : "");
+  const run = longest ? `, the longest run ${longest}` : "";
+  $("copied").textContent = `${copied.size} of ${own.length} tokens are copied${run}`;
 }
 
-// The losses over the logarithm of the step, as wide and high as the picture, and a point where the slider stands.
+// ---- the training
+
+// Draw the losses, each above the slider's place of its snapshot, and a point where the slider stands.
 function drawTraining() {
-  const step = moment(), points = about.train.map(([step, loss]) => [Math.log(step), -loss]);
-  const [left, top] = [0, 1].map(k => Math.min(...points.map(point => point[k])));
-  const [width, height] = [0, 1].map(k => Math.max(...points.map(point => point[k])) - [left, top][k] || 1);
-  const at = points.map(([x, y]) => `${5 + 90 * (x - left) / width} ${5 + 90 * (y - top) / height}`);
-  const here = about.train.findIndex(point => point[0] === step), loss = about.train[here]?.[1];
-  $("losses").setAttribute("points", at);
-  $("point").setAttribute("d", here < 0 ? "" : `M${at[here]}h0`);
-  $("when").value = step === undefined ? backend.own : `step ${step}` + (here < 0 ? "" : `, training loss ${loss.toFixed(2)}`);
+  const step = moment();
+  const losses = about.train.map(([, loss]) => loss);
+  const least = Math.min(...losses);
+  const range = Math.max(...losses) - least || 1;
+  const points = about.train.map(([step, loss]) => {
+    const x = 100 * about.snapshots.indexOf(step) / about.snapshots.length;
+    return `${x} ${95 - 90 * (loss - least) / range}`;
+  });
+  $("losses").setAttribute("points", points);
+  const here = about.train.findIndex(([other]) => other === step);
+  $("point").setAttribute("d", here < 0 ? "" : `M${points[here]}h0`);
+  const loss = here < 0 ? "" : `, training loss ${losses[here].toFixed(2)}`;
+  $("when").value = step === undefined ? backend.own : `step ${step}${loss}`;
+  $("moment").setAttribute("aria-valuetext", $("when").value);
 }
 
-// Write the text again with the weights at the slider's place.
+// Write the text anew with the weights at the slider's place.
 function watch() {
   drawTraining();
-  if (running) { again = true; running.abort(); } else if (!about.chat || turns.length) generate();
+  if (running) {
+    again = true;
+    running.abort();
+  } else if (!about.chat || turns.length) generate();
 }
 
 // Ask what is served, and again while the run trains; the slider stays at its step, at the newest or at the right end.
 async function follow() {
-  const next = await backend.ask("about"), step = moment(), steps = next.snapshots;  // the slider may have moved meanwhile
+  const next = await backend.ask("about");
+  const step = moment();  // the slider may have moved meanwhile
+  const steps = next.snapshots;
   const newest = step !== undefined && step === about.snapshots.at(-1);
-  if (!about) describe(about = next);
+  const isFirst = !about;
   about = next;
+  if (isFirst) describe();
   $("training").hidden = !steps.length;
   $("moment").max = steps.length;
   $("moment").value = step === undefined ? steps.length : newest ? steps.length - 1 : steps.findIndex(one => one >= step);
-  if (newest && step !== steps.at(-1)) watch(); else drawTraining();
+  if (newest && step !== steps.at(-1)) watch();
+  else drawTraining();
 }
+
+// ---- what a person does
+
+for (const slider of document.querySelectorAll(".settings input[type=range]")) {
+  const show = () => {
+    const value = slider.value === slider.dataset.off ? "off" : slider.value;
+    slider.previousElementSibling.querySelector("output").value = value;
+    slider.setAttribute("aria-valuetext", value);
+  };
+  slider.addEventListener("input", show);
+  show();
+}
+
+// Let the arrow keys, Home and End move among the elements of a container, of which Tab reaches one.
+function moveByArrows(container, selector, columns) {
+  container.addEventListener("keydown", event => {
+    const all = [...container.querySelectorAll(selector)];
+    const at = all.indexOf(document.activeElement);
+    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns(), ArrowDown: columns(), Home: -at, End: all.length - 1 - at };
+    const next = all[at + moves[event.key]];
+    if (at < 0 || !next) return;
+    event.preventDefault();
+    all[at].tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  });
+}
+moveByArrows($("text"), ".token", () => NaN);  // up and down scroll
+moveByArrows($("grid"), "button", () => getComputedStyle($("grid")).gridTemplateColumns.split(" ").length);
 
 $("moment").addEventListener("input", watch);
 $("generate").addEventListener("click", generate);
@@ -213,6 +370,8 @@ $("clear").addEventListener("click", () => {
   turns = [];
   $("text").replaceChildren();
   $("attention").hidden = true;
+  for (const id of ["error", "speed", "copied"]) $(id).textContent = "";
+  $("prompt").focus();
 });
 $("prompt").addEventListener("keydown", event => {
   const starts = about?.chat ? !event.shiftKey && !event.isComposing : event.ctrlKey || event.metaKey;
@@ -221,10 +380,15 @@ $("prompt").addEventListener("keydown", event => {
   generate();
 });
 $("key").addEventListener("change", () => follow().catch(showError));
+document.addEventListener("keydown", event => { if (event.key === "Escape") hideTip(); });
 
+// http.js or file.js calls it, after it has defined `backend`.
 function start() {
   $("following").hidden = !backend.live;
   $("error").textContent = "";
   follow().catch(showError);
-  if (backend.live) setInterval(() => { if (about?.snapshots.length && !document.hidden) follow().catch(() => {}); }, 3000);
+  if (!backend.live) return;
+  setInterval(() => {
+    if (about?.snapshots.length && !document.hidden) follow().catch(() => {});
+  }, REFRESH);
 }

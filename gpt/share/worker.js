@@ -134,9 +134,11 @@ class Writer {
   }
 
   about() {
-    const { name, template, text, models } = this.file, snapshots = models.slice(1);
+    const { name, figures, template, text, models } = this.file;
+    const snapshots = models.slice(1);
     const train = snapshots.filter(one => one.loss !== null).map(one => [one.step, one.loss]);
-    return { id: name, chat: template !== null, copied: text !== null, snapshots: snapshots.map(one => one.step), train };
+    const steps = snapshots.map(one => one.step);
+    return { id: name, figures, chat: template !== null, copied: text !== null, snapshots: steps, train };
   }
 
   // The longest runs [start, end) of the tokens that stand in the training text, and are long enough.

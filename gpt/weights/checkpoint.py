@@ -136,6 +136,13 @@ class RunPart:
                 raise InputError(f"{name} is {numbers[name]}, more than a run can count")
 
     @property
+    def text(self) -> str:
+        """The name of the corpus; of a path only the last part. Empty if the options have none."""
+        data = self.options.get("data")
+        corpus = data.get("corpus") if isinstance(data, dict) else None
+        return Path(corpus).name if isinstance(corpus, str) else ""
+
+    @property
     def order(self) -> Order:
         """The checkpoint's order, unique within its run; the newest checkpoint has the largest."""
         return self.session, self.save, self.saved_at

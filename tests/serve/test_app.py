@@ -3,7 +3,19 @@ import pytest
 
 from gpt.evaluation.copied import Copied
 from gpt.serve.limits import Limits
-from tests.serve.server import TOKENIZER, alone, events, httpx, idle, listening, new_app, post, slow, talk
+from tests.serve.server import (
+    MODEL,
+    TOKENIZER,
+    alone,
+    events,
+    httpx,
+    idle,
+    listening,
+    new_app,
+    post,
+    slow,
+    talk,
+)
 
 
 def test_a_completion_is_the_models():
@@ -169,7 +181,9 @@ def test_the_page_learns_what_is_copied():
         return about, [await client.post("/copied", json=form) for form in forms]
 
     about, (found, *refused) = talk(new_app(copied=copied), use)
-    assert about == {"id": "tiny", "chat": False, "copied": True, "snapshots": [], "train": []}
+    figures = {"parameters": MODEL.num_parameters(), "text": None, "bits_per_byte": None, "minutes": None}
+    marks = {"chat": False, "copied": True, "snapshots": [], "train": []}
+    assert about == {"id": "tiny", "figures": figures, **marks}
     assert found.json() == {"runs": copied.runs(TOKENIZER.encode("it is learned badly"))}
     assert [answer.status_code for answer in refused] == [400, 400]
     assert talk(new_app(), lambda client: client.post("/copied", json={"tokens": []})).status_code == 404

@@ -1,6 +1,7 @@
 """The page of the server, in a real browser."""
 
 import copy
+import math
 import time
 
 import numpy as np
@@ -10,7 +11,20 @@ import torch
 from gpt.evaluation.copied import Copied
 from gpt.generation import generate as gpt_generate
 from gpt.text.template import Template
-from tests.browser import begin, find, find_all, generate, marks, set_slider, severe, wait_for
+from gpt.weights.checkpoint import RunPart
+from tests.browser import (
+    begin,
+    find,
+    find_all,
+    generate,
+    marks,
+    needs_axe,
+    set_dark,
+    set_slider,
+    severe,
+    violations,
+    wait_for,
+)
 from tests.serve.server import MODEL, TOKENIZER, listening, new_app, slow
 from tests.snapshots import add_snapshot
 
@@ -22,6 +36,10 @@ return [
   document.querySelector("#text").textContent, styles("#text .token"), styles("#grid button"),
   document.querySelector("#point").getAttribute("d").slice(1, -2).split(" "),
 ];
+"""
+
+SHADES = """
+return text.marks.map(([mark, token]) => [token.logProbability, Number(mark.style.getPropertyValue("--a"))]);
 """
 
 MOVED_WHILE_ASKING = """
@@ -167,7 +185,87 @@ def test_the_page_follows_a_run(start, tmp_path):
         assert find(browser, "#when").text.startswith("step 6,")
 
 
-@pytest.mark.parametrize("width", [320, 390])
+def test_the_page_names_the_model_its_figures_and_what_to_do(start):
+    trained = RunPart(
+        options={"data": {"corpus": "my.txt"}}, seconds=90.0, validation={"val_bits_per_byte": 1.5}
+    )
+    with listening(new_app(trained=trained)) as address:
+        browser = start(1100, 900)
+        browser.get(address)
+        figures = wait_for(lambda: find(browser, "#figures").text)
+        count = math.ceil(MODEL.num_parameters() / 1000)
+        known = "trained on my.txt · 1.5 minutes of training · 1.50 bits per byte of held-out text"
+        assert figures == f"{count} thousand parameters · {known}"
+        assert browser.title == "tiny · gpt"
+        assert (
+            "press Generate" in find(browser, "#empty").text and not find(browser, "#legend").is_displayed()
+        )
+        generate(browser, "Hello", 10)
+        assert not find(browser, "#empty").is_displayed() and "surprising" in find(browser, "#legend").text
+        assert not severe(browser)  # the icon too is allowed
+
+
+def test_a_less_likely_token_has_a_stronger_shade(start):
+    with listening(new_app()) as address:
+        browser = start(1100, 900)
+        browser.get(address)
+        generate(browser, "Hello", 40)
+        pairs = browser.execute_script(SHADES)
+        for log_probability, shade in pairs:
+            assert shade == pytest.approx(min(1, -log_probability / math.log(1000)), abs=1e-3)
+        assert len(pairs) > 10
+
+
+def test_the_keyboard_reaches_tokens_alternatives_and_heads(start):
+    from selenium.webdriver import Keys
+
+    with listening(new_app()) as address:
+        browser = start(1100, 900)
+        browser.get(address)
+        generate(browser, "Hello", 20)
+        active = lambda: browser.switch_to.active_element  # noqa: E731
+        tokens = find_all(browser, "#text .token")
+        find(browser, "#generate").send_keys(Keys.TAB)  # Stop is disabled
+        assert active() == tokens[0] and find(browser, "#tip").is_displayed()
+        active().send_keys(Keys.ARROW_RIGHT)
+        active().send_keys(Keys.ARROW_RIGHT)
+        active().send_keys(Keys.ARROW_LEFT)
+        assert active() == tokens[1] and len(find_all(browser, "#text .token[tabindex='0']")) == 1
+        active().send_keys(Keys.ESCAPE)
+        assert not find(browser, "#tip").is_displayed()
+        active().send_keys(Keys.ENTER)
+        wait_for(lambda: find(browser, "#attention").is_displayed())
+        active().send_keys(Keys.TAB)
+        cells = find_all(browser, "#grid button")
+        assert active() == cells[4]  # the first head of the last layer is shown
+        active().send_keys(Keys.ARROW_UP)
+        active().send_keys(Keys.ARROW_RIGHT)
+        assert active() == cells[1]
+        active().send_keys(Keys.SPACE)
+        assert find(browser, "#which").text.startswith("Layer 0, head 1")
+        assert not severe(browser)
+
+
+@needs_axe
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
+def test_accessibility_has_no_violation(start, chat, dark, tmp_path):
+    trained(tmp_path, 1, 4, 16)
+    template = Template(user="U{content}\n", assistant="A{content}") if chat else None
+    with listening(new_app(run=tmp_path, template=template, trained=RunPart())) as address:
+        browser = start(1100, 900)
+        if dark:
+            set_dark(browser)
+        browser.get(address)
+        wait_for(lambda: find(browser, "#training").is_displayed())
+        assert violations(browser) == []
+        generate(browser, "Hello", 30)
+        find_all(browser, "#text .token")[2].click()
+        wait_for(lambda: find(browser, "#attention").is_displayed())
+        assert violations(browser) == []
+
+
+@pytest.mark.parametrize("width", [320, 360, 390])
 def test_a_phones_width_needs_no_scrolling_sideways(start, width, tmp_path):
     trained(tmp_path, 1, 4, 1000)
     with listening(new_app(run=tmp_path)) as address:
@@ -212,4 +310,5 @@ def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(start)
         wait_for(lambda: find(browser, "#generate").is_enabled())
         turns = [turn.get_property("textContent") for turn in find_all(browser, ".turn")]
         assert turns == ["Hi", first]
+        assert [role.text for role in find_all(browser, ".role")] == ["You", "Model"]
         assert not severe(browser)

@@ -11,6 +11,7 @@ import pytest
 from gpt import GPT, Tokenizer
 from gpt.share.file import write
 from gpt.text.template import Template
+from gpt.weights.checkpoint import RunPart
 from gpt.weights.load import StoredModel
 
 NODE = shutil.which("node")
@@ -26,10 +27,11 @@ def export(
     snapshots: Any = (),
     text: Any = None,
     megabytes: float = 8,
+    trained: RunPart | None = None,
 ) -> Path:
     """A file with the model, whose other settings are at their defaults."""
     found = StoredModel("gpt", model.config, model.state_dict(), tokenizer, template)
-    write(path, found, "tiny", precision, snapshots, text, megabytes)
+    write(path, found, "tiny", precision, snapshots, text, megabytes, trained)
     return path
 
 

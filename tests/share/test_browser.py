@@ -112,7 +112,7 @@ def test_nothing_is_interpreted_and_nothing_is_fetched(start, tmp_path):
     wait_for(lambda: find_all(browser, "#text .token"))
     wait_for(lambda: find(browser, "#generate").is_enabled())
     assert HOSTILE in find(browser, ".turn.user").get_property("textContent")
-    assert browser.title == "tiny" and not find_all(browser, "img") and not severe(browser)
+    assert browser.title == "tiny · gpt" and not find_all(browser, "img") and not severe(browser)
     fetched = "const done = arguments[0]; fetch('https://example.org/').then(() => done(1), () => done(0))"
     assert browser.execute_async_script(fetched) == 0
     assert "Content Security Policy" in severe(browser)[0]

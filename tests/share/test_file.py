@@ -11,7 +11,7 @@ import torch
 from gpt import GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.share import file
-from gpt.weights.checkpoint import snapshots_of
+from gpt.weights.checkpoint import RunPart, snapshots_of
 from gpt.weights.load import StoredModel
 from tests.generation.conftest import sharp
 from tests.share.node import export, needs_node, run
@@ -71,6 +71,16 @@ def test_the_size_is_that_of_the_file_with_its_text(tmp_path):
     found = StoredModel("gpt", SHAPE, model.state_dict())
     said = file.write(path, found, "tiny", "int8", [], np.full(300_000, 5000, np.uint16), 8)
     assert f"{path.stat().st_size / 1e6:.1f} MB" in said  # a letter of the text takes up to three bytes
+
+
+@needs_node
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_page_learns_the_figures_of_the_model_and_its_run(tied, tmp_path):
+    model = sharp(GPTConfig(**{**vars(SHAPE), "tie_embeddings": tied}))
+    trained = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
+    (about,) = run(export(tmp_path / "it.html", model, trained=trained), ["about"])
+    count = model.num_parameters()
+    assert about["figures"] == {"parameters": count, "text": "my.txt", "bits_per_byte": None, "minutes": 1}
 
 
 @needs_node

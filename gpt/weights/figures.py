@@ -1,0 +1,31 @@
+"""The figures of a model that its page shows: its size, and the text, minutes and result of its run."""
+
+from dataclasses import dataclass
+
+from gpt.files import readable
+from gpt.weights.checkpoint import RunPart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The figures of a model. Those of its run are None if the checkpoint does not know them."""
+
+    parameters: int
+    text: str | None = None
+    """The corpus; of a path only the last part."""
+    bits_per_byte: float | None = None
+    """Bits per byte of held-out text at the last validation before the checkpoint was saved."""
+    minutes: float | None = None
+    """Minutes of training and validation."""
+
+    @classmethod
+    def of(cls, parameters: int, run: RunPart | None) -> "Figures":
+        """Return the figures of a model with so many parameters, and those of its run, if it has one."""
+        if run is None:
+            return cls(parameters=parameters)
+        return cls(
+            parameters=parameters,
+            text=readable(run.text) or None,
+            bits_per_byte=run.validation.get("val_bits_per_byte"),
+            minutes=run.seconds / 60,
+        )

@@ -1,0 +1,22 @@
+"""The figures of a model for its page."""
+
+import pytest
+
+from gpt.weights.checkpoint import RunPart
+from gpt.weights.figures import Figures
+
+
+def test_a_run_knows_its_text_minutes_and_bits():
+    run = RunPart(
+        options={"data": {"corpus": "texts/my.txt"}}, seconds=90.0, validation={"val_bits_per_byte": 1.5}
+    )
+    assert Figures.of(7, run) == Figures(parameters=7, text="my.txt", bits_per_byte=1.5, minutes=1.5)
+
+
+def test_a_model_without_a_run_has_parameters_only():
+    assert Figures.of(7, None) == Figures(parameters=7, text=None, bits_per_byte=None, minutes=None)
+
+
+@pytest.mark.parametrize("options", [{}, {"data": None}, {"data": {"corpus": 3}}])
+def test_a_checkpoint_with_other_options_has_no_text(options):
+    assert Figures.of(7, RunPart(options=options)).text is None
