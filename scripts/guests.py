@@ -4,7 +4,7 @@ A small GPT is exported and served; each program that is installed then has to g
 table; the exit status is 1 if a check fails. Install the programs, or some of them, first:
 
     pip install openai langchain-openai litellm lm_eval transformers peft torchao ctranslate2 \\
-        onnx onnxruntime onnxscript llama-cpp-python gguf
+        onnx onnxruntime onnxscript 'llama-cpp-python[server]' gguf
 """
 
 import argparse

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import torch
 from programs.common import Place, equal, guest
+from starlette.types import ASGIApp
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.generation import Sampling, stream_samples
@@ -73,23 +74,26 @@ def chat_export(place: Place, form: str) -> Path:
     return folder
 
 
+async def ask(app: ASGIApp) -> list[tuple[str, str]]:
+    """The answers of a server to the five questions, and why each ends."""
+    transport = httpx.ASGITransport(app)
+    replies = []
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+        for question in ANSWERS:
+            form = {"messages": conversation(question), "temperature": 0, "max_tokens": MOST}
+            answer = (await client.post("/v1/chat/completions", json=form)).json()["choices"][0]
+            replies.append((answer["message"]["content"], answer["finish_reason"]))
+    return replies
+
+
+EXPECTED = [(answer, "stop") for answer in ANSWERS.values()]
+
+
 @guest("httpx", "fastapi")
 def chat_here_and_over_http(place: Place) -> None:
     """chat: `gpt generate` and the HTTP server, each text stops"""
     model = model_of(chat_model())
-    app = create_app(model, TOKENIZER, name="chat", template=DEFAULT_TEMPLATE)
-
-    async def ask() -> list[tuple[str, str]]:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
-            replies = []
-            for question in ANSWERS:
-                form = {"messages": conversation(question), "temperature": 0, "max_tokens": MOST}
-                answer = (await client.post("/v1/chat/completions", json=form)).json()["choices"][0]
-                replies.append((answer["message"]["content"], answer["finish_reason"]))
-            return replies
-
-    equal([(answer, "stop") for answer in ANSWERS.values()], asyncio.run(ask()))
+    equal(EXPECTED, asyncio.run(ask(create_app(model, TOKENIZER, name="chat", template=DEFAULT_TEMPLATE))))
     for question, answer in ANSWERS.items():
         ids = DEFAULT_TEMPLATE.prompt(TOKENIZER, conversation(question))
         settings = {"max_new_tokens": MOST, "sampling": Sampling(temperature=0)}
@@ -124,6 +128,18 @@ def chat_in_llama_cpp(place: Place) -> None:
         settings = {"temperature": 0.0, "repeat_penalty": 1.0, "max_tokens": MOST}
         (reply,) = model.create_chat_completion(conversation(question), **settings)["choices"]
         equal((answer, "stop"), (reply["message"]["content"], reply["finish_reason"]))
+
+
+@guest("llama-cpp-python", "gguf", "starlette-context")
+def chat_with_the_server_of_llama_cpp(place: Place) -> None:
+    """chat: its server on the GGUF file, each text stops"""
+    from llama_cpp.server.app import create_app as create_llama_app
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
+
+    file = str(chat_export(place, "gguf") / "model.gguf")
+    settings = ModelSettings(model=file, n_ctx=128, verbose=False)
+    app = create_llama_app(server_settings=ServerSettings(), model_settings=[settings])
+    equal(EXPECTED, asyncio.run(ask(app)))
 
 
 _IN_NODE = """
