@@ -26,7 +26,7 @@ from gpt.compare.machine import Machine, Processes, recipes_of, train_all
 from gpt.compare.result import Design, Outcomes, change, percent
 from gpt.compare.trainings import Recipe, Text
 from gpt.compare.variants import OUR_SOURCE, Part, Variant, named_options, split
-from gpt.data.corpus import find_corpus
+from gpt.data.find import find_corpus
 from gpt.errors import InputError, check_least
 from gpt.files import write_json
 from gpt.progress import aligned

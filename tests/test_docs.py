@@ -62,6 +62,21 @@ def test_the_files_contain_the_names_beside_them(change, files):
         assert re.search(rf"\b{name}\b", text), f"{change}: {name} is not in {', '.join(paths)}"
 
 
+def rows_of_facts() -> list[tuple[str, str]]:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = text.split("| fact | owner | who gets it |")[1].split("\n\n")[0]
+    return re.findall(r"^\| (.+?) \| (.+?) \|.*\|$", table, re.M)[1:]  # without the line below the header
+
+
+@pytest.mark.parametrize(("fact", "owner"), rows_of_facts())
+def test_the_owner_of_a_fact_is_in_the_file_beside_it(fact, owner):
+    owners = re.findall(r"`([\w/]+\.py)`: `(\w+)`", owner)
+    assert owners, f"{fact}: no owner named"
+    for path, name in owners:
+        defined = rf"^ *(def|class) {name}\b"
+        assert re.search(defined, (ROOT / path).read_text(encoding="utf-8"), re.M), f"{fact}: {name}"
+
+
 def promises() -> list[tuple[str, str]]:
     """The rows of docs/reliability.md that promise something: the promise, and its tests."""
     text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")

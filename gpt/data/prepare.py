@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.cores import cores
-from gpt.data.corpus import Corpus, find_corpus
+from gpt.data.corpus import Corpus
 from gpt.data.documents import Piece
+from gpt.data.find import find_corpus
 from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared
 from gpt.data.split import SPLITS, Divided, divide_corpus
 from gpt.data.stored import as_unscored, token_dtype

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from gpt.data.corpus import Corpus, evenly_spread
+from gpt.data.corpus import Corpus
 from gpt.data.documents import Piece
+from gpt.data.parts import evenly_spread
 from gpt.errors import InputError
 from gpt.text.tokenizer import split_at_words
 

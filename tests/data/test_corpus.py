@@ -16,7 +16,7 @@ import pytest
 import yaml
 from datasets import load_dataset
 
-from gpt.data.corpus import find_corpus, recipes
+from gpt.data.find import find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.data.split import divide_corpus
@@ -242,7 +242,7 @@ def test_a_recipe_asks_the_hub_for_its_revision(hub, monkeypatch):
 
 
 def test_recipes_describe_themselves(monkeypatch):
-    monkeypatch.setattr("gpt.data.corpus._download", lambda url, sha256: url)
+    monkeypatch.setattr("gpt.data.find._download", lambda url, sha256: url)
     assert {"python-docs", "python-stdlib", "tinyshakespeare", "tinystories", "fineweb-edu"} <= set(recipes())
     for name, path in recipes().items():
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpt.data.corpus import find_corpus
+from gpt.data.find import find_corpus
 from gpt.data.folders import find_files
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.data.corpus import find_corpus
+from gpt.data.find import find_corpus
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared
 from gpt.data.split import SPLITS, divide_corpus

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpt.data.corpus import Corpus, find_corpus
+from gpt.data.corpus import Corpus
+from gpt.data.find import find_corpus
 from gpt.data.formats import PART_BYTES
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared

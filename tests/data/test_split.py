@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt.data import split
-from gpt.data.corpus import find_corpus
+from gpt.data.find import find_corpus
 from gpt.data.formats import PART_BYTES
 from gpt.data.split import Rule, divide_corpus, held_out_bytes
 

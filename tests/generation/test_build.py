@@ -6,7 +6,6 @@ import sys
 import threading
 
 import pytest
-import torch
 
 from gpt.errors import InputError
 from gpt.generation import build
@@ -134,20 +133,20 @@ def test_without_openmp_it_is_compiled_for_one_thread(cache, compiler, library):
 
 def test_another_openmp_library_is_another_program(monkeypatch, tmp_path):
     names = []
-    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
-    (tmp_path / "lib").mkdir()
     for size in (1, 2):
-        (tmp_path / "lib" / "libgomp.so").write_bytes(b"x" * size)
+        (tmp_path / "libgomp.so").write_bytes(b"x" * size)
+        monkeypatch.setattr(build, "_openmp_libraries", lambda: [tmp_path / "libgomp.so"])
         build._name.cache_clear()
         names.append(build._name())
     build._name.cache_clear()
     assert names[0] != names[1]
 
 
-def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, tmp_path):
+def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, monkeypatch, tmp_path):
     compiler(f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    monkeypatch.setattr(build, "_LIMIT", 1.0)
     with pytest.raises(InputError, match="timed out after 1"):
-        build.build(seconds=1.0)
+        build.build()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
 
@@ -155,24 +154,22 @@ def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, tmp_path):
 @pytest.mark.parametrize("command", ["/no/such/compiler", "false"])
 def test_without_a_compiler_one_line_says_so(cache, command, monkeypatch, capsys):
     monkeypatch.setenv("CXX", command)
-    with build.built_meanwhile(True, after=0.0):
+    monkeypatch.setattr(build, "_SOON", 0.0)
+    with build.built_meanwhile(True):
         _wait_for_threads()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpt: decoding is slower than it could be: the program cannot be compiled")
     assert not list(cache.rglob("*.so"))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "after", "is_built"),
-    [(False, 0.0, False), (True, 100.0, False), (True, 0.0, True)],
-    ids=["not wanted", "ended sooner", "built"],
-)
-def test_it_is_built_only_for_what_runs_long_enough(wanted, after, is_built, cache, compiler, library):
+def test_it_is_built_only_for_what_runs_long_enough(cache, compiler, library, monkeypatch):
     compiler(COPY.format(library))
-    with build.built_meanwhile(wanted, after):
-        if after == 0.0:
-            _wait_for_threads()
-    assert bool(build.program()) == is_built
+    for wanted, soon, expected in ((False, 0.0, False), (True, 100.0, False), (True, 0.0, True)):
+        monkeypatch.setattr(build, "_SOON", soon)
+        with build.built_meanwhile(wanted):
+            if soon == 0.0:
+                _wait_for_threads()
+        assert bool(build.program()) == expected
 
 
 def _wait_for_threads() -> None:

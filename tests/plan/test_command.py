@@ -11,7 +11,7 @@ import torch
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.cores import cores
-from gpt.data.corpus import find_corpus
+from gpt.data.find import find_corpus
 from gpt.data.prepare import Reading, prepare
 from gpt.data.shards import Prepared
 from gpt.data.split import SPLITS, divide_corpus

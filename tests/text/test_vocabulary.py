@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import forked
 
-from gpt.data.corpus import find_corpus
+from gpt.data.find import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared

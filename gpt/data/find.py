@@ -1,0 +1,116 @@
+"""Find a corpus by its name: a file, a folder, a pattern, a URL, a hub data set or a recipe."""
+
+import hashlib
+import os
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpt.data.corpus import Corpus
+from gpt.data.folders import find_files, is_pattern, special_kind
+from gpt.data.formats import binary_error, is_binary, named
+from gpt.errors import InputError
+from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
+from gpt.plain import build, is_hub_name, parse_yaml
+from gpt.progress import notice
+
+_PROTOCOLS = ("https", "http", "s3", "gs", "hf")
+_LARGEST_RECIPE = 1 << 16  # bytes
+_LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
+
+
+def find_corpus(name: str, **options: Any) -> Corpus:
+    """Find the corpus that `name` means: a folder, file, URL, pattern, recipe, or `OWNER/NAME` on the hub.
+
+    The options are fields of `Corpus`. Those that are not None replace the recipe's values and the defaults.
+    Raises InputError if there is no such corpus.
+    """
+    corpus = _named_corpus(name)
+    if not corpus.files:
+        raise InputError(f"no file matches {name}")
+    given = {key: value for key, value in options.items() if value is not None}
+    expected = corpus.sha256 or (None,) * len(corpus.files)
+    return replace(corpus, files=tuple(map(_at_hand, corpus.files, expected)), **given)
+
+
+def _named_corpus(name: str) -> Corpus:
+    """The corpus of this name, whose files may still have to be downloaded."""
+    path = Path(name)
+    if path.is_file() and path.suffix == ".yaml":
+        return _read_recipe(path)
+    if path.is_file() or "://" in name:
+        return Corpus(files=(name,))
+    if kind := special_kind(name):
+        raise InputError(f"{name} is a {kind}: write what it gives to a file, and give that")
+    if name and (path.is_dir() or is_pattern(name)):
+        return Corpus(files=find_files(name))
+    if name in recipes():
+        return _read_recipe(recipes()[name])
+    if is_hub_name(name):
+        return Corpus(files=(f"hub:{name}",))
+    raise InputError(
+        f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
+        f"hub, or one of the recipes {', '.join(recipes())}"
+    )
+
+
+def recipes() -> dict[str, Path]:
+    """The YAML files of the recipes that come with the package, by name."""
+    return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
+
+
+def _read_recipe(path: Path) -> Corpus:
+    try:
+        if path.stat().st_size > _LARGEST_RECIPE:
+            raise InputError(f"it has more than {_LARGEST_RECIPE:,} bytes")
+        recipe = dict(parse_yaml(path.read_text(encoding="utf-8"))["corpus"])
+        for name in ("files", "sha256", "weights"):
+            values = recipe.get(name, ())
+            recipe[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
+        return build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
+    except (ValueError, TypeError, LookupError, OSError) as error:
+        raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error
+
+
+def _at_hand(name: str, sha256: str | None) -> str:
+    """Make a name of `Corpus.files` readable: a URL is downloaded once, and the copy's path returned."""
+    if name.startswith(("builtin:", "hub:")):
+        if sha256:
+            raise InputError(f"{name} has no sha256: give the data set's revision, or leave sha256 out")
+        return name
+    if os.path.isfile(name):
+        if is_binary(name):
+            raise binary_error(name)
+        _check_sha256(name, sha256)
+        return name
+    if "://" in name:
+        return _download(name, sha256)
+    raise InputError(f"{name} is not a file, or a link to one that is missing")
+
+
+def _check_sha256(path: StrPath, expected: str | None, what: str = "") -> None:
+    if expected and (found := file_sha256(path)) != expected:
+        raise InputError(f"{what or path} has the SHA-256 {found}, the recipe expects {expected}")
+
+
+def _download(url: str, sha256: str | None) -> str:
+    protocol = url.partition("://")[0]
+    if protocol not in _PROTOCOLS:  # with others, fsspec may evaluate templates that a file contains
+        raise InputError(f"{url}: expected a path, or a URL of {', '.join(_PROTOCOLS)}")
+    key = hashlib.sha256(url.encode()).hexdigest()[:16]
+    file = Path(urlsplit(url).path).name[-_LONGEST_NAME:] or "text"  # its endings tell the format
+    path = cache_folder() / "downloads" / key / file
+    if path.is_file():
+        _check_sha256(path, sha256, f"delete {path} to download it again: it")
+        return str(path)
+    import fsspec
+
+    notice(f"downloading {url} to {path}")
+    with atomic_write(path, "wb") as near:
+        with named(url), fsspec.filesystem(protocol).open(url, "rb") as far:
+            shutil.copyfileobj(far, near)
+        near.flush()
+        _check_sha256(near.name, sha256, url)
+    return str(path)

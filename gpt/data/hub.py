@@ -1,0 +1,56 @@
+"""Read a data set of the hub row by row, as it downloads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gpt.data.formats import Choose, Row, arrow_rows
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+_BATCH = 256  # rows in memory at once
+
+
+@dataclass(frozen=True)
+class HubDataSet:
+    """The training split of a data set of the hub. Nothing is loaded before it is asked for."""
+
+    name: str
+    """OWNER/NAME."""
+    subset: str | None = None
+    revision: str | None = None
+
+    @cached_property
+    def _stream(self) -> "IterableDataset":
+        from datasets import load_dataset
+
+        return load_dataset(self.name, self.subset, split="train", revision=self.revision, streaming=True)
+
+    def rows(self, choose: Choose) -> Iterator[Row]:
+        """Yield the rows in order, with the columns that `choose` takes of those in the first row."""
+        first = next(iter(self._stream.with_format("arrow").iter(batch_size=1)), None)
+        if first is None:
+            return
+        columns = list(choose(first.column_names))
+        number = 0
+        for table in self._stream.select_columns(columns).with_format("arrow").iter(batch_size=_BATCH):
+            for value in arrow_rows(table, columns):
+                number += 1
+                yield Row(number, value)
+
+    def estimated_bytes(self, bytes_per_row: float) -> int:
+        """Estimate the bytes of text: by the number of rows, or else as many as the files have."""
+        splits = self._stream.info.splits
+        rows = splits["train"].num_examples if splits and "train" in splits else None
+        return round(rows * bytes_per_row) if rows else self._stored_bytes()
+
+    def _stored_bytes(self) -> int:
+        """The size in bytes of the files, which are compressed."""
+        from datasets import load_dataset_builder
+        from fsspec.core import url_to_fs
+
+        builder = load_dataset_builder(self.name, self.subset, revision=self.revision)
+        files = (builder.config.data_files or {}).get("train", [])
+        return sum(system.size(path) or 0 for system, path in map(url_to_fs, files))
