@@ -22,6 +22,11 @@ const slider = document.getElementById("moment");
 slider.value = arguments[0];
 slider.dispatchEvent(new Event("input"));
 """
+SHORT = """
+const slider = document.getElementById("max_tokens");
+slider.value = 64;
+slider.dispatchEvent(new Event("input"));
+"""
 # Chooses the head and the token, and returns its mark.
 CHOOSE = """
 const done = arguments[0];
@@ -83,6 +88,7 @@ def picture(browser: Any, path: Path) -> None:
     from selenium.webdriver import ActionChains
 
     browser.find_element("id", "seed").send_keys("1")
+    browser.execute_script(SHORT)
     browser.find_element("id", "generate").click()
     wait(browser.find_element("id", "generate").is_enabled)
     browser.set_script_timeout(120)

@@ -13,7 +13,7 @@ const REFRESH = 3000;  // milliseconds between two questions whether the run has
 
 let about = null;  // the answer of the backend: the model's name and figures, and its snapshots
 let running = null;  // the AbortController of the present completion
-let again = false;  // whether to write anew after it
+let again = false;  // whether to write once more after it
 let latest = 0;  // number of the newest question about attention; answers to others are dropped
 let text = null;  // the present text: its form, tokens, (element, last token) pairs, and the box that it is in
 let turns = [];  // messages of a chat
@@ -84,7 +84,7 @@ function begin() {
   text = { form, box, tokens: [], marks: [], written: 0 };
 }
 
-// Show a message, and return the box of the reply to it. Without a message the last reply is written anew.
+// Show a message, and return the box of the reply to it. Without a message the last reply is replaced by a new one.
 function beginReply(content) {
   if (!turns.length) $("text").replaceChildren();
   if (!content && turns.at(-1)?.role === "assistant") {
@@ -277,7 +277,7 @@ function showHead(tokens, weights, layer, head) {
 
 // ---- what is copied
 
-// Underline what stands word for word in the training text.
+// Underline what stands verbatim in the training text.
 async function showCopied({ tokens, marks }) {
   const own = tokens.filter(token => !token.prompt);
   const { runs } = await backend.ask("copied", { tokens: own.map(token => token.id) });
@@ -308,7 +308,7 @@ function drawTraining() {
   $("moment").setAttribute("aria-valuetext", $("when").value);
 }
 
-// Write the text anew with the weights at the slider's place.
+// Replace the text by one of the weights at the slider's place.
 function watch() {
   drawTraining();
   if (running) {
