@@ -145,7 +145,7 @@ class Parts:
         """
         if run.best_step < run.step:
             best = f"held-out text was best after step {run.best_step}"
-            return End(run.step, f"{best}: longer gained nothing")
+            return End(run.step, f"before its time, as {best} and more steps gained nothing")
         if in_time < _LONGER * run.step:
             return End(run.step, "the rest of the time is too short for a further part")
         is_last = in_time < 3 * run.step  # less than another such part would remain
