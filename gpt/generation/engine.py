@@ -58,7 +58,7 @@ class Engine:
         self._drawn = tokenizer.n_vocab if tokenizer else None  # only ids below this may be drawn
         self.failed: dict[Sample, Exception] = {}  # samples that failed in the last step, with their errors
         self._waiting: list[Sample] = []
-        self._rows: list[Sample] = []  # the samples that have a row in the cache
+        self._rows: list[Sample] = []  # the sample in each row of the cache
         # Chosen when the first sample starts, and kept while any sample runs.
         self._backend: Backend
         self._cache: Cache
@@ -104,7 +104,9 @@ class Engine:
             return []
         self._admit()
         self._read(list(self._rows))
-        self._settle([sample for sample in self._rows if not (sample.is_settled or sample.is_reading)])
+        for sample in [sample for sample in self._rows if not (sample.is_settled or sample.is_reading)]:
+            if not sample.draw_word():
+                self._fail(sample, InputError(_NOT_FINITE))
         ready = [sample for sample in self._rows if not sample.is_reading]
         known = {sample: sample.first for sample in ready if sample.first is not None}
         to_draw = [sample for sample in ready if sample not in known]
@@ -117,16 +119,15 @@ class Engine:
             self._backend = backend_of(self.model, self.backend)
             self._cache = Cache(self.model.config, self._backend.like)
         for sample in self._waiting[: self.max_samples - len(self._rows)]:
-            twin = next((one for one in self._rows if one.request is sample.request), None)
+            twin = next((other for other in self._rows if other.request is sample.request), None)
             if twin and (twin.unread > 1 or not twin.is_settled):
                 continue  # it waits until the prompt is read
             self._waiting.remove(sample)
-            sample.row = len(self._rows)
             self._rows.append(sample)
             self._cache.reserve(len(self._rows), 0)
             if twin and twin.start == 0:  # its window has not moved
                 sample.copy(twin)
-                self._cache.copy(twin.row, sample.row, sample.read)
+                self._cache.copy(self._rows.index(twin), len(self._rows) - 1, sample.read)
 
     def _read(self, samples: Sequence[Sample]) -> None:
         """Read the next part of each sample in one call.
@@ -136,32 +137,21 @@ class Engine:
         parts = []
         budget = self._chunk
         for sample in samples:
-            part = sample.part(max(1, budget))
+            part = sample.part(self._rows.index(sample), max(1, budget))
             budget -= len(part.tokens) - part.held - 1
             parts.append(part)
         try:
             self._cache.reserve(0, max(len(part.tokens) for part in parts))
-            found = torch.split(self._backend.read(parts, self._cache), [part.scored for part in parts])
-            for sample, part, logits in zip(samples, parts, found, strict=True):
-                sample.take(part, logits)
+            logits = self._backend.read(parts, self._cache)
+            logits_of_parts = torch.split(logits, [part.scored for part in parts])
+            for sample, part, scored in zip(samples, parts, logits_of_parts, strict=True):
+                sample.take(part, scored)
         except Exception as error:
             for sample in samples:
                 if len(samples) == 1:
                     self._fail(sample, error)
                 elif sample.is_reading:
                     self._read([sample])
-
-    def _settle(self, samples: Sequence[Sample]) -> None:
-        """For each sample, draw the tokens of its prompt's last word. The model has scored all ways."""
-        for sample in samples:
-            assert sample.search
-            request = sample.request
-            seen = [*sample.tokens, *(request.ending.word if request.ending else ())]
-            spelling = sample.search.draw(request.sampling, seen, next(sample.numbers))
-            if spelling:
-                sample.settle(spelling)
-            else:
-                self._fail(sample, InputError(_NOT_FINITE))
 
     def _draw(self, samples: Sequence[Sample]) -> list[int]:
         """Draw a token for each sample; -1 where the logits are not finite."""
@@ -179,23 +169,16 @@ class Engine:
 
     def _add(self, sample: Sample, id_: int) -> list[Token]:
         """Add a token to a sample and end the sample if it is complete. An echoed prompt comes first."""
-        tokens = []
         request = sample.request
-        if request.echo and not sample.new_tokens:
-            typed = 1 if request.ending and request.ending.is_all else 0  # skips the added `<|endoftext|>`
-            places = range(typed, len(sample.scores))
-            tokens = [sample.token(place, sample.scores[place]) for place in places]
+        tokens = sample.echo_prompt() if request.echo and not sample.new_tokens else []
         if not sample.finished:
             if id_ < 0:
                 self._fail(sample, InputError(_NOT_FINITE))
                 return tokens
-            sample.tokens.append(id_)
-            sample.first = None
             score = UNSCORED
             if request.alternatives is not None:
                 (score,) = scores(sample.logits[:, : self._drawn], [id_], request.alternatives)
-            tokens.append(sample.token(len(sample.tokens) - 1, score))
-            sample.slide()
+            tokens.append(sample.add(id_, score))
         if sample.finished:
             self._end(sample, sample.finished)
         return tokens
@@ -206,13 +189,13 @@ class Engine:
 
     def _end(self, sample: Sample, reason: str) -> None:
         """End a sample. The sample of the last row moves into its row."""
-        sample.finished = reason
+        sample.end(reason)
         if sample in self._waiting:
             self._waiting.remove(sample)
             return
+        row = self._rows.index(sample)
         last = self._rows.pop()
         if last is not sample:
-            self._cache.copy(last.row, sample.row, last.held)
-            last.row = sample.row
-            self._rows[sample.row] = last
+            self._cache.copy(len(self._rows), row, last.held)
+            self._rows[row] = last
         self._cache.store[:, :, len(self._rows)] = 0  # a mask would not hide NaN that is left in the row

@@ -74,9 +74,11 @@ class Sample:
     """Sample `k` of a request: a text that is being written. It has a row in the cache once it runs.
 
     Only the last window of a prompt is read. If the prompt's tokens are to be scored, all windows are read.
+
+    Its fields change by its methods only. The engine asks for the next `part` to read and gives it to `take`;
+    when nothing is left to read, it calls `draw_word` once and then `add` for each drawn token.
     """
 
-    row: int
     logits: Tensor  # (1, V), they predict the token after the last one read
 
     def __init__(
@@ -143,12 +145,12 @@ class Sample:
         """Whether every token of the prompt is scored, or none has to be."""
         return len(self.scores) == self.prompt_length
 
-    def part(self, most: int) -> Read:
-        """The next part to read: at most `most` tokens, or a path of the search."""
+    def part(self, row: int, most: int) -> Read:
+        """The next part to read into a row: at most `most` tokens, or a path of the search."""
         if self.unread == 0 and self.path:
-            return Read(self.row, [*self.tokens[self.start :], *self.path], self.held, len(self.path))
+            return Read(row, [*self.tokens[self.start :], *self.path], self.held, len(self.path))
         tokens = self.tokens[self.start : min(self.read + most, self.start + self.context)]
-        return Read(self.row, tokens, self.held, 1 if self._has_scores else len(tokens) - self.held)
+        return Read(row, tokens, self.held, 1 if self._has_scores else len(tokens) - self.held)
 
     def take(self, part: Read, logits: Tensor) -> None:
         """Take the logits (N, V) of the scored tokens of a part that was read."""
@@ -164,18 +166,28 @@ class Sample:
             self.scores += scores(logits[known - 1 - self.read :][: len(targets)], targets, count)
         self.read = end
         self.logits = logits[-1:]
-        self.slide()
+        self._slide()
         if self.search and not self.is_settled and self.unread == 0:
             self.search.take((), self.logits)
 
-    def slide(self) -> None:
+    def _slide(self) -> None:
         """Move the window if it has no room for the next token, or for the longest way of the search."""
         room = 1 if self.unread else 0 if self.is_settled or not self.search else self.search.ending.longest
         if self.held + room > self.context:
             self.start = window_start(self.read + room, self.context)
             self.read = self.start
 
-    def settle(self, spelling: Spelling) -> None:
+    def draw_word(self) -> bool:
+        """Draw the tokens of the prompt's last word. False if the logits are not finite."""
+        assert self.search
+        seen = [*self.tokens, *self.search.ending.word]
+        spelling = self.search.draw(self.request.sampling, seen, next(self.numbers))
+        if spelling is None:
+            return False
+        self._settle(spelling)
+        return True
+
+    def _settle(self, spelling: Spelling) -> None:
         """Add the drawn tokens of the prompt's last word. Keep the first new token if it begins there."""
         self.is_settled = True
         self.first = spelling.first
@@ -197,8 +209,29 @@ class Sample:
         self.scores = twin.scores[:length]
         self.search = twin.search
 
-    def token(self, place: int, score: Score = UNSCORED) -> Token:
-        """Make the `Token` at an index of `tokens`, with its text. The sample may end with this token."""
+    def echo_prompt(self) -> list[Token]:
+        """Return the prompt's tokens; with no new tokens to add, the sample ends with the last of them."""
+        ending = self.request.ending
+        first = 1 if ending and ending.is_all else 0  # skips the added `<|endoftext|>`
+        return [self._emit(place, self.scores[place]) for place in range(first, len(self.scores))]
+
+    def add(self, id_: int, score: Score) -> Token:
+        """Add a drawn token and return it with its text. The sample may end with it."""
+        self.tokens.append(id_)
+        self.first = None
+        token = self._emit(len(self.tokens) - 1, score)
+        self._slide()
+        return token
+
+    def end(self, reason: str) -> None:
+        """End the sample for a reason that its text does not give."""
+        self.finished = reason
+
+    def _emit(self, place: int, score: Score) -> Token:
+        """Feed the token at an index of `tokens` to the text, and return it with the text it completes.
+
+        The sample ends with it if it is the last one.
+        """
         request = self.request
         id_ = self.tokens[place]
         new = place + 1 - self.prompt_length
