@@ -7,30 +7,47 @@ system, and calls that a file system does not know. tests/test_home.py has a use
 import errno
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gpt import GPT
 from gpt.cli import main
-from gpt.files import atomic_write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX")
 
 LONGEST = "n" * 255
 NOT_UTF8 = os.fsdecode(b"o\xff")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A command that writes to the place after its words: a folder, or a file whose name ends like this."""
+
+    words: tuple[str, ...]
+    ending: str = ""
+
+    def name(self, name: str) -> str:
+        """A name for what it writes, of at most as many bytes."""
+        return name[: 255 - len(self.ending)] + self.ending
+
+    def has_written(self, path: str) -> bool:
+        return Path(path).stat().st_size > 100 if self.ending else bool(os.listdir(path))
+
+
 TO_A_FOLDER = {
-    "hf": ("export", "--format", "hf", "--checkpoint", "weights", "--output"),
-    "nanogpt": ("export", "--format", "nanogpt", "--checkpoint", "weights", "--output"),
-    "book": ("export", "--format", "book", "--checkpoint", "weights", "--output"),
-    "gguf": ("export", "--format", "gguf", "--checkpoint", "weights", "--output"),
-    "import": ("import", "weights", "--output"),
-    "attention": ("attention", "--checkpoint", "weights", "--text", "To be", "--output"),
-    "prepare": ("prepare", "text.txt", "--vocab_size", "300", "--output"),
+    "hf": Writer(("export", "--format", "hf", "--checkpoint", "weights", "--output")),
+    "nanogpt": Writer(("export", "--format", "nanogpt", "--checkpoint", "weights", "--output")),
+    "book": Writer(("export", "--format", "book", "--checkpoint", "weights", "--output")),
+    "gguf": Writer(("export", "--format", "gguf", "--checkpoint", "weights", "--output")),
+    "import": Writer(("import", "weights", "--output")),
+    "attention": Writer(("attention", "--checkpoint", "weights", "--text", "To be", "--output")),
+    "prepare": Writer(("prepare", "text.txt", "--vocab_size", "300", "--output")),
 }
 TO_A_FILE = {
-    ".html": ("export", "--format", "html", "--checkpoint", "weights", "--output"),
-    ".png": ("plot", "run", "--output"),
+    "html": Writer(("export", "--format", "html", "--checkpoint", "weights", "--output"), ".html"),
+    "plot": Writer(("plot", "run", "--output"), ".png"),
 }
 FROM_A_PATH = {
     "generate": ("generate", "--prompt", "The", "--max_new_tokens", "1", "--checkpoint"),
@@ -39,6 +56,11 @@ FROM_A_PATH = {
     "import": ("import",),
     "plot": ("plot",),
 }
+folder_writers = pytest.mark.parametrize("writer", TO_A_FOLDER.values(), ids=TO_A_FOLDER)
+file_writers = pytest.mark.parametrize("writer", TO_A_FILE.values(), ids=TO_A_FILE)
+WRITERS = TO_A_FOLDER | TO_A_FILE
+all_writers = pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+all_readers = pytest.mark.parametrize("words", FROM_A_PATH.values(), ids=FROM_A_PATH)
 
 
 @pytest.fixture(autouse=True)
@@ -69,89 +91,85 @@ def refuses(capsys):
     return check
 
 
-@pytest.mark.parametrize("kind", ["link to a folder", "link to nothing", "link to itself", "pipe", "file"])
-@pytest.mark.parametrize("words", TO_A_FOLDER.values(), ids=TO_A_FOLDER)
-def test_a_folder_is_written_where_nothing_is(words, kind, refuses):
-    targets = {"link to a folder": "victim", "link to nothing": "nowhere", "link to itself": "out"}
+def put(kind: str, path: str) -> None:
+    """Put something else than a plain new name at `path`."""
     if kind == "pipe":
-        os.mkfifo("out")
+        os.mkfifo(path)
     elif kind == "file":
-        Path("out").write_text("kept", encoding="utf-8")
+        Path(path).write_text("kept", encoding="utf-8")
+    elif kind == "hard link":
+        os.link("victim/keep", path)
     else:
-        os.symlink(targets[kind], "out")
-    refuses(*words, "out")
+        leads_to = {
+            "link to a folder": "victim",
+            "link to a file": "victim/keep",
+            "link to nothing": "nowhere",
+            "link to a device": "/dev/zero",
+            "link to itself": os.path.basename(path),
+        }
+        os.symlink(leads_to[kind], path)
+
+
+@folder_writers
+def test_a_folder_is_written_where_nothing_is(writer, refuses):
+    put("link to a folder", "out")
+    refuses(*writer.words, "out")
+
+
+@pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "pipe", "file"])
+def test_a_folder_takes_the_place_of_nothing_else(kind, refuses):
+    put(kind, "out")
+    refuses(*TO_A_FOLDER["import"].words, "out")
+    refuses(*TO_A_FOLDER["prepare"].words, "out")
     assert not os.path.exists("nowhere")
     assert kind != "file" or Path("out").read_text(encoding="utf-8") == "kept"
 
 
-@pytest.mark.parametrize("kind", ["link", "hard link", "link to nothing", "link to itself", "pipe"])
-@pytest.mark.parametrize(("ending", "words"), TO_A_FILE.items())
-def test_a_file_takes_the_place_of_a_link_and_not_of_what_it_leads_to(ending, words, kind, capsys):
-    out = f"out{ending}"
-    if kind == "pipe":
-        os.mkfifo(out)
-    elif kind == "hard link":
-        os.link("victim/keep", out)
-    else:
-        os.symlink({"link": "victim/keep", "link to nothing": "nowhere"}.get(kind, out), out)
-    if main([*words, out]) == 0:
-        assert Path(out).stat().st_size > 100 and not Path(out).is_symlink()
+@pytest.mark.parametrize("kind", ["link to a file", "hard link", "link to nothing", "link to itself", "pipe"])
+@file_writers
+def test_a_file_takes_the_place_of_a_link_and_not_of_what_it_leads_to(writer, kind, capsys):
+    out = writer.name("out")
+    put(kind, out)
+    if main([*writer.words, out]) == 0:
+        assert writer.has_written(out) and not Path(out).is_symlink()
     else:
         assert f"{out} exists already" in capsys.readouterr().err
     assert not os.path.exists("nowhere")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link to itself", "device", "longer than a name can be"])
-@pytest.mark.parametrize("words", FROM_A_PATH.values(), ids=FROM_A_PATH)
+@pytest.mark.parametrize("kind", ["pipe", "link to itself"])
+@all_readers
 def test_what_is_read_is_a_file(words, kind, refuses):
-    path = {"device": "/dev/zero", "longer than a name can be": LONGEST + "n"}.get(kind, "in")
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "link to itself":
-        os.symlink(path, path)
+    put(kind, "in")
+    refuses(*words, "in")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", LONGEST + "n"], ids=["device", "longer than a name can be"])
+@all_readers
+def test_what_is_read_has_a_name_and_an_end(words, path, refuses):
     refuses(*words, path)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link to itself", "device"])
+@pytest.mark.parametrize("kind", ["pipe", "link to itself", "link to a device"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_what_is_read_of_a_folder_is_a_file(name, kind, refuses):
     path = Path("weights", name)
     path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero" if kind == "device" else name)
+    put(kind, str(path))
     for words in FROM_A_PATH.values():
         refuses(*words, "weights")
 
 
-@pytest.mark.parametrize("words", TO_A_FOLDER.values(), ids=TO_A_FOLDER)
-def test_names_as_long_as_they_can_be(words):
-    assert main([*words, LONGEST]) == 0
-    assert list(Path(LONGEST).iterdir())
+@pytest.mark.parametrize("name", [LONGEST, NOT_UTF8], ids=["255 bytes", "not UTF-8"])
+@all_writers
+def test_names_as_long_as_they_can_be(writer, name):
+    out = writer.name(name)
+    assert main([*writer.words, out]) == 0
+    assert writer.has_written(out)
     assert not list(Path.cwd().glob(".*unfinished"))
 
 
-@pytest.mark.parametrize(("ending", "words"), TO_A_FILE.items())
-def test_names_of_files_as_long_as_they_can_be(ending, words):
-    name = LONGEST[: -len(ending)] + ending
-    assert main([*words, name]) == 0
-    assert Path(name).stat().st_size > 100
-
-
-@pytest.mark.parametrize("words", TO_A_FOLDER.values(), ids=TO_A_FOLDER)
-def test_names_that_are_not_utf8(words):
-    assert main([*words, NOT_UTF8]) == 0
-    assert list(Path(NOT_UTF8).iterdir())
-
-
-@pytest.mark.parametrize(("ending", "words"), TO_A_FILE.items())
-def test_names_of_files_that_are_not_utf8(ending, words):
-    assert main([*words, NOT_UTF8 + ending]) == 0
-    assert Path(NOT_UTF8 + ending).stat().st_size > 100
-
-
-@pytest.mark.parametrize("words", FROM_A_PATH.values(), ids=FROM_A_PATH)
+@all_readers
 def test_names_to_read_that_are_not_utf8(words):
     os.rename("run" if words == ("plot",) else "weights", NOT_UTF8)
     assert main([*words, NOT_UTF8]) == 0
@@ -168,28 +186,22 @@ def unwritable(place) -> Path:
     return place / "closed"
 
 
-@pytest.mark.parametrize("words", TO_A_FOLDER.values(), ids=TO_A_FOLDER)
-def test_a_folder_that_nobody_may_write(words, unwritable, refuses):
-    assert str(unwritable) in refuses(*words, str(unwritable / "out"))
+@all_writers
+def test_a_folder_that_nobody_may_write(writer, unwritable, refuses):
+    assert str(unwritable) in refuses(*writer.words, str(unwritable / writer.name("out")))
 
 
-@pytest.mark.parametrize(("ending", "words"), TO_A_FILE.items())
-def test_a_file_in_a_folder_that_nobody_may_write(ending, words, unwritable, refuses):
-    assert str(unwritable) in refuses(*words, str(unwritable / f"out{ending}"))
-
-
-@pytest.mark.parametrize("name", [*TO_A_FOLDER, *TO_A_FILE])
-def test_another_file_system(name, tmp_path):
-
+@all_writers
+def test_another_file_system(writer, tmp_path):
     if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
         pytest.skip("there is no second file system")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        out = f"{folder}/new/out{name if name in TO_A_FILE else ''}"
-        assert main([*(TO_A_FOLDER | TO_A_FILE)[name], out]) == 0
-        assert os.path.exists(out)
+        out = f"{folder}/new/{writer.name('out')}"
+        assert main([*writer.words, out]) == 0
+        assert writer.has_written(out)
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
 def test_a_file_system_without_locks_says_so(number, monkeypatch, capsys):
     import fcntl
 
@@ -197,25 +209,11 @@ def test_a_file_system_without_locks_says_so(number, monkeypatch, capsys):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert main([*TO_A_FOLDER["prepare"], "out"]) == 0
+    assert main([*TO_A_FOLDER["prepare"].words, "out"]) == 0
     assert "has no locks: prepare this text in one process at a time" in capsys.readouterr().err
     assert (Path("out") / "train.bin").stat().st_size > 0
 
 
 def test_the_lock_of_a_preparation_is_no_strangers_link(refuses):
-    os.symlink("victim/keep", ".out.lock")
-    assert ".out.lock" in refuses(*TO_A_FOLDER["prepare"], "out")
-
-
-def test_a_file_system_that_knows_no_fsync_of_a_folder(monkeypatch):
-    fsync = os.fsync
-
-    def fsync_of_files(descriptor):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync_of_files)
-    with atomic_write("a.txt") as file:
-        file.write("whole")
-    assert Path("a.txt").read_text(encoding="utf-8") == "whole"
+    put("link to a file", ".out.lock")
+    assert ".out.lock" in refuses(*TO_A_FOLDER["prepare"].words, "out")

@@ -69,21 +69,34 @@ def folder(path: Path, config: dict) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {**GPT2, "n_layer": HUGE},
-        {**GPT2, "vocab_size": HUGE},
-        {**GPT2, "n_head": 0},
-        *({**GPT2, "n_layer": value} for value in ("3", True, [2], 10**400, float("nan"))),
-        {**OWN, "context_length": 1 << 28, "vocab_size": 1 << 28, "emb_dim": 1 << 28},
-    ],
-)
+CONFIGURATIONS = {
+    "many layers": {**GPT2, "n_layer": HUGE},
+    "many tokens": {**GPT2, "vocab_size": HUGE},
+    "no heads": {**GPT2, "n_head": 0},
+    "a text": {**GPT2, "n_layer": "3"},
+    "true": {**GPT2, "n_layer": True},
+    "a list": {**GPT2, "n_layer": [2]},
+    "400 digits": {**GPT2, "n_layer": 10**400},
+    "no number": {**GPT2, "n_layer": float("nan")},
+    "a huge model of this program": {**OWN, "context_length": HUGE, "vocab_size": HUGE, "emb_dim": HUGE},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_a_configuration_that_claims_a_huge_model_or_wrong_types(config, refused, tmp_path):
     refused(folder(tmp_path / "weights", config))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000, "[]", '{"n_heads": 1}'])
+NO_CONFIGURATIONS = {
+    "nested lists": "[" * 100_000,
+    "nested mappings": '{"a":' * 100_000,
+    "a long number": "1" * 10_000,
+    "a list": "[]",
+    "another mapping": '{"n_heads": 1}',
+}
+
+
+@pytest.mark.parametrize("text", NO_CONFIGURATIONS.values(), ids=NO_CONFIGURATIONS)
 def test_a_configuration_that_is_no_mapping(text, refused, tmp_path):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     refused(tmp_path)
@@ -116,14 +129,14 @@ def test_a_checkpoint_whose_mask_is_larger_than_its_weights(command, workplace, 
     assert "context_length 30000 needs a mask larger than the weights" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("header", "length"),
-    [
-        ({}, 1 << 62),
-        (b"[" * 100_000, None),
-        ({"wte.weight": {"dtype": "F32", "shape": [HUGE, HUGE], "data_offsets": [0, 4]}}, None),
-    ],
-)
+LYING_HEADERS = {
+    "longer than the file": ({}, 1 << 62),
+    "nested lists": (b"[" * 100_000, None),
+    "a huge tensor": ({"wte.weight": {"dtype": "F32", "shape": [HUGE, HUGE], "data_offsets": [0, 4]}}, None),
+}
+
+
+@pytest.mark.parametrize(("header", "length"), LYING_HEADERS.values(), ids=LYING_HEADERS)
 def test_a_safetensors_header_that_lies(header, length, refused, tmp_path):
     safetensors(folder(tmp_path, GPT2) / "model.safetensors", header, b"\0" * 4, length)
     refused(tmp_path)
@@ -153,54 +166,77 @@ def test_a_legacy_pickle_whose_storage_claims_more_than_the_file(refused, tmp_pa
     refused(tmp_path / "model.pth", "not a file of tensors")
 
 
-@pytest.mark.parametrize("shared", ["one number", "one matrix"])
-def test_tensors_that_share_their_memory(shared, refused, tmp_path):
-    """A stride of 0 makes 2^28 rows of four bytes; a thousand layers can be one."""
+def test_a_matrix_of_which_all_elements_are_one_number(refused, tmp_path):
+    """A stride of 0 makes 2^28 rows of four bytes."""
     saved = nanogpt_checkpoint(huggingface_model())
-    if shared == "one number":
-        saved["model"]["transformer.wte.weight"] = torch.zeros(1).expand(HUGE, 48)
-        saved["model_args"]["vocab_size"] = HUGE
-    else:
-        block = {name: t for name, t in saved["model"].items() if ".h.0." in name}
-        for layer in range(1000):
-            saved["model"] |= {name.replace(".0.", f".{layer}."): tensor for name, tensor in block.items()}
-        saved["model_args"]["n_layer"] = 1000
+    saved["model"]["transformer.wte.weight"] = torch.zeros(1).expand(HUGE, 48)
+    saved["model_args"]["vocab_size"] = HUGE
     torch.save(saved, tmp_path / "ckpt.pt")
     refused(tmp_path, "its tensors are larger than the file")
 
 
-@pytest.mark.parametrize("change", ["compressed", "missing pickle", "size"])
-def test_an_archive_that_lies(change, refused, tmp_path):
-    torch.save(book_state(huggingface_model()), tmp_path / "intact.pth")
-    method = zipfile.ZIP_DEFLATED if change == "compressed" else zipfile.ZIP_STORED
-    with (
-        zipfile.ZipFile(tmp_path / "intact.pth") as source,
-        zipfile.ZipFile(tmp_path / "model.pth", "w", method) as target,
-    ):
-        for member in source.namelist():
-            pickled = member.endswith("data.pkl")
-            if change != "missing pickle" or not pickled:
-                bomb = change == "compressed" and pickled
-                target.writestr(member, b"(" * 150_000_000 if bomb else source.read(member))
+def test_a_thousand_layers_that_are_one(refused, tmp_path):
+    saved = nanogpt_checkpoint(huggingface_model())
+    block = {name: tensor for name, tensor in saved["model"].items() if ".h.0." in name}
+    for layer in range(1000):
+        saved["model"] |= {name.replace(".0.", f".{layer}."): tensor for name, tensor in block.items()}
+    saved["model_args"]["n_layer"] = 1000
+    torch.save(saved, tmp_path / "ckpt.pt")
+    refused(tmp_path, "its tensors are larger than the file")
+
+
+def members(path: Path) -> dict[str, bytes]:
+    """The files of an archive that torch.save writes."""
+    torch.save(book_state(huggingface_model()), path)
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write_archive(path: Path, contents: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in contents.items():
+            archive.writestr(name, data)
+
+
+def test_an_archive_whose_pickle_is_compressed_to_a_thousandth(refused, tmp_path):
     file = tmp_path / "model.pth"
+    contents = {
+        name: b"(" * 150_000_000 if name.endswith("data.pkl") else data
+        for name, data in members(file).items()
+    }
+    write_archive(file, contents, zipfile.ZIP_DEFLATED)
+    refused(file, "not a file of tensors")
+
+
+def test_an_archive_without_a_pickle(refused, tmp_path):
+    file = tmp_path / "model.pth"
+    contents = {name: data for name, data in members(file).items() if not name.endswith("data.pkl")}
+    write_archive(file, contents)
+    refused(file, "not a file of tensors")
+
+
+def test_an_archive_that_claims_a_size(refused, tmp_path):
+    file = tmp_path / "model.pth"
+    write_archive(file, members(file))
     data = bytearray(file.read_bytes())
-    central = data.index(b"PK\x01\x02")
-    if change == "size":
-        data[central + 24 : central + 28] = struct.pack("<I", 0xFFFFFFF0)
+    size_of_first = data.index(b"PK\x01\x02") + 24  # in the central directory
+    data[size_of_first : size_of_first + 4] = struct.pack("<I", 0xFFFFFFF0)
     file.write_bytes(data)
     refused(file, "not a file of tensors")
 
 
-@pytest.mark.parametrize(
-    "saved",
-    [
-        {"model": {}, "model_args": {**GPT2, "block_size": 24, "n_layer": HUGE}},
-        {"tok_emb.weight": torch.zeros(3, 4), "pos_emb.weight": torch.zeros(3, 4).to_sparse()},
-        {"tok_emb.weight": torch.zeros(3, 768, dtype=torch.int64), "pos_emb.weight": torch.zeros(3, 768)},
-        {1: torch.zeros(3)},
-    ],
-    ids=range(4),
-)
+WRONG_CONTENTS = {
+    "many layers": {"model": {}, "model_args": {**GPT2, "block_size": 24, "n_layer": HUGE}},
+    "sparse": {"tok_emb.weight": torch.zeros(3, 4), "pos_emb.weight": torch.zeros(3, 4).to_sparse()},
+    "whole numbers": {
+        "tok_emb.weight": torch.zeros(3, 768, dtype=torch.int64),
+        "pos_emb.weight": torch.zeros(3, 768),
+    },
+    "no names": {1: torch.zeros(3)},
+}
+
+
+@pytest.mark.parametrize("saved", WRONG_CONTENTS.values(), ids=WRONG_CONTENTS)
 def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
     torch.save(saved, tmp_path / "weights.pt")
     refused(tmp_path / "weights.pt")
