@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 # parse their own arguments.
 COMMANDS = {
     "fit": ("run.fit:main", "train a model, for two minutes by default", "--data.corpus my.txt"),
-    "validate": ("run.fit:main", "score a checkpoint as fit does", "--ckpt_path runs/quick"),
-    "plan": ("plan.command:plan", "recommend a model for the available time", "--data.corpus my.txt"),
+    "validate": ("run.fit:main", "score a run on its own held-out text", "--ckpt_path runs/quick"),
+    "plan": ("plan.command:plan", "show what fit --minutes would train", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
     "generate": ("generation.write:write", "write text with a trained model", "--prompt 'Return the'"),
     "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
     "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "--data my.txt"),
     "runs": ("run.listing:runs", "list the runs here, the newest first", "--folder runs"),
-    "compare": ("compare.command:main", "compare variants over seeds", "quick --model.optimizer.lr 3e-3"),
-    "plot": ("pictures.runs:plot", "draw the loss curves of several runs", "runs/quick runs/quick-2"),
+    "compare": (
+        "compare.command:main",
+        "compare variants over several seeds",
+        "quick --model.optimizer.lr 3e-3",
+    ),
+    "plot": ("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/quick-2"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
     "export": ("share.export:export_weights", "write a model for another program", "--format html"),
 }
@@ -44,11 +48,15 @@ OWN_PARSERS = ("fit", "validate", "plan", "compare")
 TIMED = ("fit", "validate")  # get the time when the process began, from which their time limits count
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
-Train a small GPT and generate text with it. 'gpt COMMAND --help' lists a command's options.
+Train a small GPT on your own text and generate text with it:
 
+  gpt fit my-text.txt --minutes 10   # without a text: Python's documentation
+  gpt generate --prompt 'The'        # with the newest run
+
+commands:
 {}
 
-example: gpt fit && gpt generate --prompt 'Return a new'"""
+'gpt COMMAND --help' lists the options of a command, with an example."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
-            lines = (f"  {name:<13} {purpose}" for name, (_, purpose, _) in COMMANDS.items())
+            lines = [f"  {name:<11} {purpose}" for name, (_, purpose, _) in COMMANDS.items()]
             print(_USAGE.format("\n".join(lines)))
         elif arguments[0] == "--version":
             print(f"gpt {version('minimal-gpt')}")

@@ -59,6 +59,20 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     return lines
 
 
+def labelled(lines: Sequence[tuple[str, str]], stream: TextIO | None) -> list[str]:
+    """Return lines that begin with a label, as wide as the widest one, and emphasised on a terminal."""
+    width = max(len(label) for label, _ in lines)
+    return [
+        f"{emphasised(label.ljust(width), stream)}  {for_terminal(text, stream)}" for label, text in lines
+    ]
+
+
+def emphasised(text: str, stream: TextIO | None) -> str:
+    """Return the text in bold cyan if the stream is a terminal with colours; `NO_COLOR` turns them off."""
+    has_colours = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    return f"\x1b[1;36m{text}\x1b[0m" if has_colours and not os.environ.get("NO_COLOR") else text
+
+
 def for_terminal(text: str, stream: TextIO | None) -> str:
     """Return text that is safe to print: for a terminal, control characters are escaped.
 

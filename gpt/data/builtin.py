@@ -39,7 +39,7 @@ _CORPORA = {"builtin:python-docs": python_docs, "builtin:python-stdlib": python_
 
 @cache
 def texts(name: str) -> list[str]:
-    """The documents of a built-in corpus, by its name in a recipe (`builtin:...`)."""
+    """The documents of a built-in corpus, by its name in a corpus file (`builtin:...`)."""
     return list(_CORPORA[name]())
 
 

@@ -1,4 +1,4 @@
-"""Find a corpus by its name: a file, a folder, a pattern, a URL, a hub data set or a recipe."""
+"""Find a corpus by its name: a file, a folder, a pattern, a URL, a hub data set or a corpus file."""
 
 import hashlib
 import os
@@ -17,14 +17,14 @@ from gpt.plain import build, is_hub_name, parse_yaml
 from gpt.progress import notice
 
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
-_LARGEST_RECIPE = 1 << 16  # bytes
+_LARGEST_FILE = 1 << 16  # bytes
 _LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
 
 
 def find_corpus(name: str, **options: Any) -> Corpus:
-    """Find the corpus that `name` means: a folder, file, URL, pattern, recipe, or `OWNER/NAME` on the hub.
+    """Find what `name` means: a folder, file, URL, pattern, corpus file, or `OWNER/NAME` on the hub.
 
-    The options are fields of `Corpus`. Those that are not None replace the recipe's values and the defaults.
+    The options are fields of `Corpus`. Those that are not None replace a corpus file's values.
     Raises InputError if there is no such corpus.
     """
     corpus = _named_corpus(name)
@@ -39,7 +39,7 @@ def _named_corpus(name: str) -> Corpus:
     """The corpus of this name, whose files may still have to be downloaded."""
     path = Path(name)
     if path.is_file() and path.suffix == ".yaml":
-        return _read_recipe(path)
+        return _read_corpus_file(path)
     if path.is_file() or "://" in name:
         return Corpus(files=(name,))
     if kind := special_kind(name):
@@ -47,31 +47,31 @@ def _named_corpus(name: str) -> Corpus:
     if name and (path.is_dir() or is_pattern(name)):
         return Corpus(files=find_files(name))
     if name in recipes():
-        return _read_recipe(recipes()[name])
+        return _read_corpus_file(recipes()[name])
     if is_hub_name(name):
         return Corpus(files=(f"hub:{name}",))
     raise InputError(
         f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
-        f"hub, or one of the recipes {', '.join(recipes())}"
+        f"hub, or one of the corpora {', '.join(recipes())}"
     )
 
 
 def recipes() -> dict[str, Path]:
-    """The YAML files of the recipes that come with the package, by name."""
+    """The corpus files that come with the package, by name."""
     return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
 
 
-def _read_recipe(path: Path) -> Corpus:
+def _read_corpus_file(path: Path) -> Corpus:
     try:
-        if path.stat().st_size > _LARGEST_RECIPE:
-            raise InputError(f"it has more than {_LARGEST_RECIPE:,} bytes")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
         recipe = dict(parse_yaml(path.read_text(encoding="utf-8"))["corpus"])
         for name in ("files", "sha256", "weights"):
             values = recipe.get(name, ())
             recipe[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
         return build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
     except (ValueError, TypeError, LookupError, OSError) as error:
-        raise InputError(f"{path} is not a recipe: it needs a mapping under `corpus` ({error})") from error
+        raise InputError(f"{path} is not a corpus file: it needs a mapping under `corpus` ({error})") from error
 
 
 def _at_hand(name: str, sha256: str | None) -> str:
@@ -92,7 +92,7 @@ def _at_hand(name: str, sha256: str | None) -> str:
 
 def _check_sha256(path: StrPath, expected: str | None, what: str = "") -> None:
     if expected and (found := file_sha256(path)) != expected:
-        raise InputError(f"{what or path} has the SHA-256 {found}, the recipe expects {expected}")
+        raise InputError(f"{what or path} has the SHA-256 {found}, the corpus file expects {expected}")
 
 
 def _download(url: str, sha256: str | None) -> str:

@@ -28,13 +28,13 @@ class DataOptions:
     """The text that a run reads, and its batches. Raises InputError for a value out of its range."""
 
     corpus: str = "python-docs"
-    """A recipe's name, a text file, a folder, a pattern, `OWNER/NAME` on the hub, or a prepared folder.
+    """A text file, a folder, a pattern, `OWNER/NAME` on the hub, a prepared folder, or a name of `data/`.
     Elsewhere: dataset, train_file, text, data, corpus."""
     batch_size: int = 12
     """Windows in a batch on each process. With `tokens_per_update`, the largest number allowed.
     Elsewhere: per_device_train_batch_size, train_batch_size."""
     tokens_per_update: int | None = None
-    """Tokens in one update, over all processes. It sets the number of batches that are accumulated."""
+    """Tokens in one optimizer step, over all processes. It sets how many batches are accumulated."""
     val_fraction: float | None = None
     """Fraction of the text to hold out. By default a tenth of a text of up to one megabyte; of a longer
     text, 100 times the square root of its bytes."""

@@ -36,7 +36,7 @@ def evaluate(
 
     Args:
         checkpoint: a checkpoint, a run, or what gpt import reads; the newest run by default.
-        data: a text file, a folder, a recipe's name or a prepared folder.
+        data: a text file, a folder, a prepared folder or a name of `data/`.
         split: train or val. A prepared folder has both, and val is the default. Any other text is scored
             whole by default; with a split, only the part that gpt fit would train on or hold out.
         val_fraction: as in gpt fit, for a text that is not prepared, if split is given.
@@ -47,7 +47,9 @@ def evaluate(
         device: where the model runs; auto takes a GPU if there is one.
     """
     if data is None:
-        raise InputError("give what to score with --data: a text file, a folder, a recipe or prepared data")
+        raise InputError(
+            "give what to score with --data: a text file, a folder, a name of `data/` or prepared data"
+        )
     model, tokenizer, template = load_with_template(checkpoint, device)
     reading = Reading(
         val_fraction=val_fraction,

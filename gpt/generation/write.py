@@ -13,7 +13,7 @@ from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import Precision, backend_for, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
-from gpt.progress import for_terminal, notice
+from gpt.progress import emphasised, for_terminal, notice
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
 
@@ -114,7 +114,8 @@ def _show(
         if num_samples > 1:
             between = "\n" if k else ""
             print(f"{between}--- sample {k + 1}")
-        _print(prompt + ("" if mark else texts[k]), end="")
+        _print(prompt, end="", is_emphasised=True)
+        _print("" if mark else texts[k], end="")
         for sample, piece in pieces:  # the first pass (k = 0) reads the pieces of all samples
             texts[sample] += piece
             if sample == k and not mark:
@@ -123,8 +124,9 @@ def _show(
     return texts[0]
 
 
-def _print(text: str, end: str = "\n") -> None:
-    print(for_terminal(text, sys.stdout), end=end, flush=True)
+def _print(text: str, end: str = "\n", is_emphasised: bool = False) -> None:
+    safe = for_terminal(text, sys.stdout)
+    print(emphasised(safe, sys.stdout) if is_emphasised and safe else safe, end=end, flush=True)
 
 
 def ask() -> Iterator[str]:

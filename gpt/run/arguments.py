@@ -26,7 +26,7 @@ from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # option values by dotted name, such as "data.batch_size"
 
-_FIT = """Train a model on a text: a file, a folder, a pattern, a recipe or a data set of the hub.
+_FIT = """Train a model on a text: a file, a folder, a pattern or a data set of the hub.
 Without a time or another end it trains for two minutes, as a plan chooses; with an end defaults are those of
 configs/quick.yaml. Rare options: docs/options.md."""
 _VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that is held out.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from gpt.data.module import TokenData, divide_update
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.plain import as_dict
-from gpt.progress import report
+from gpt.progress import labelled, report
 from gpt.run.distributed import data_parallel
 from gpt.run.folder import Claim
 from gpt.run.lightning_private import silence_warnings
@@ -26,6 +27,7 @@ from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
+from gpt.run.summary import best_bits_per_byte, for_people
 from gpt.run.temperature import divide_logits
 from gpt.threads import sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
@@ -210,7 +212,7 @@ def new_trainer(
         raise InputError(f"the options cannot be used: {error}") from error
 
 
-def planned_and_reached(training: Training, summary: dict[str, Any]) -> dict[str, dict[str, float]]:
+def planned_and_reached(training: Training, summary: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     """Return what a run with a time limit was given, and the figures of its best checkpoint.
 
     By then `config.yaml` has the number of steps that were made, so it repeats the run.
@@ -218,17 +220,12 @@ def planned_and_reached(training: Training, summary: dict[str, Any]) -> dict[str
     options = training.options
     run = training.loop.run
     begun = training.loop.begun
-    planned = {"seconds": 60 * (begun.minutes or 0.0), "steps": options.trainer.max_steps}
+    planned: dict[str, float | None] = {
+        "seconds": 60 * (begun.minutes or 0.0),
+        "steps": options.trainer.max_steps,
+    }
     seconds = time.perf_counter() - begun.began
-    # The ratio is the last validation's, whose bits per byte belong to its own loss.
-    bits = summary["val_bits_per_byte"] * summary["best_loss"] / (summary["val_loss"] or 1)
-    reached = {"seconds": seconds, "steps": run.step, "bits_per_byte": bits}
-    error = summary["val_standard_error"]
-    report(
-        f"reached {bits:.4g}{f' ± {error:.2g}' if error else ''} bits per byte in {seconds:.1f} s, with "
-        f"{summary['tokens']:,} tokens",
-        prefix="",
-    )
+    reached = {"seconds": seconds, "steps": run.step, "bits_per_byte": best_bits_per_byte(summary)}
     trainer = replace(options.trainer, max_steps=run.step)
     run.options = asdict(replace(options, trainer=trainer))
     assert training.loop.store is not None  # this is the first process
@@ -251,7 +248,5 @@ def summarize(training: Training) -> None:
     if loop.begun.plan:
         summary |= planned_and_reached(training, summary)
     write_json(folder / "summary.json", summary)
-    print(json.dumps(summary, indent=2))
-    print(f"{folder}/ holds the checkpoints, metrics.csv, loss.png and summary.json")
-    how = "--interactive" if training.data.prepared.template else "--prompt 'The'"
-    print(f"next: gpt generate --checkpoint {folder} {how}")
+    is_chat = training.data.prepared.template is not None
+    print("\n".join(labelled(for_people(summary, str(folder), is_chat), sys.stdout)))

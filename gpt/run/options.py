@@ -25,17 +25,19 @@ class TrainerOptions:
     """Options of the training loop; InputError for a value out of its range."""
 
     max_steps: int = -1
-    """Updates to make; -1 for no such limit. The first of several limits ends the run.
+    """Optimizer steps to make; -1 for no such limit. The first of several limits ends the run.
     Elsewhere: max_iters, lr_decay_iters, steps, fast_dev_run."""
     max_epochs: int = -1
-    """Passes over the training text; -1 for no such limit. Elsewhere: num_train_epochs, epochs."""
+    """Epochs: how often the text is read; -1 for no such limit. Elsewhere: num_train_epochs, epochs."""
     max_time: str | None = None
     """Training time over all resumes: 90s, 10m, 8h, or DD:HH:MM:SS."""
     val_check_interval: int | None = None
-    """Updates between two validations, by default a fifth of --trainer.max_steps, at most 400.
+    """Steps between two validations, by default a fifth of --trainer.max_steps, at most 400.
     Elsewhere: eval_interval, eval_steps, check_val_every_n_epoch."""
     accumulate_grad_batches: int = 1
-    """Batches whose gradients are averaged for each update. Elsewhere: gradient_accumulation_steps."""
+    """Batches whose gradients are averaged before each optimizer step.
+
+    Elsewhere: gradient_accumulation_steps."""
     gradient_clip_val: float | None = 1.0
     """The largest norm of all gradients together; 0 or null clips none.
     Elsewhere: grad_clip, max_grad_norm."""
@@ -67,7 +69,7 @@ class TrainerOptions:
 
     @property
     def interval(self) -> int:
-        """Updates between two validations."""
+        """Steps between two validations."""
         fifth = max(1, self.max_steps // 5) if self.max_steps > 0 else _USUAL_INTERVAL
         return self.val_check_interval or min(fifth, _USUAL_INTERVAL)
 
@@ -95,12 +97,12 @@ class Options:
     seed_everything: int = 1337
     """Random seed of the initial weights, dropout and the order of the text. Rare. Elsewhere: seed."""
     checkpoint_every: int = 500
-    """Updates between two checkpoints; one is also saved after a minute, or after 1 % of a longer run.
+    """Steps between two checkpoints; one is also saved after a minute, or after 1 % of a longer run.
     Elsewhere: save_steps."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep. Rare. Elsewhere: save_total_limit."""
     log_every: int = 20
-    """Updates between two rows of metrics.csv.
+    """Steps between two rows of metrics.csv.
     Elsewhere: log_interval, logging_steps, log_every_n_steps, barebones."""
     snapshot_megabytes: int = 100
     """Maximum disk space in MB for snapshots, which gpt serve shows; 0 for none. Rare."""

@@ -150,12 +150,11 @@ class Record:
         if not self.first:
             return
         self._row(figures)
-        told = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
         sampling = Sampling(temperature=0.8 * temperature, top_k=50)
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
         self._samples.append(f"--- step {run.step}\n{text}\n\n")
-        report(f"step {run.step}  {told}", text, prefix="")
+        report(f"step {run.step}: {scores(figures)}", text, prefix="")
 
     def note(self) -> None:
         """Note in `run` what a checkpoint keeps: the seconds, and the files' sizes after a flush to disk."""
@@ -196,6 +195,16 @@ class Record:
         self._metrics.append(f"{','.join(cells)}\n")
         for logger in self._loggers:
             logger.log_metrics(figures, step=self.run.step)
+
+
+def scores(figures: dict[str, float]) -> str:
+    """Return a validation's figures in words, the most useful first."""
+    told = [f"{figures['val_bits_per_byte']:.3f}"] if "val_bits_per_byte" in figures else []
+    if told and figures.get("val_standard_error"):
+        told.append(f"± {figures['val_standard_error']:.2g}")
+    bits = f"{' '.join(told)} bits per byte of held-out text, " if told else ""
+    perplexity = f", perplexity {figures['val_perplexity']:.4g}" if "val_perplexity" in figures else ""
+    return f"{bits}held-out loss {figures['val_loss']:.4g}{perplexity}"
 
 
 class Appended:

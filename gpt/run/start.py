@@ -195,7 +195,7 @@ def _folder_of(resume: str, run: str | None) -> Path | None:
 
 
 def is_local(name: str) -> bool:
-    """Whether a corpus named in a file is plain data on this machine, or a recipe of the package."""
+    """Whether a corpus named in a file is plain data on this machine, or a corpus of the package."""
     if name in {file.stem for file in shipped("recipes").glob("*.yaml")}:
         return True
     path = Path(name)

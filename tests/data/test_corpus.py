@@ -227,7 +227,7 @@ def test_hub_data_sets(hub, texts):
         documents(hub, subset="missing")
 
 
-def test_a_recipe_asks_the_hub_for_its_revision(hub, monkeypatch):
+def test_a_corpus_file_asks_the_hub_for_its_revision(hub, monkeypatch):
     asked = []
 
     def load(*names, original=load_dataset, **options):
@@ -241,7 +241,7 @@ def test_a_recipe_asks_the_hub_for_its_revision(hub, monkeypatch):
     assert asked == ["v2", None]
 
 
-def test_recipes_describe_themselves(monkeypatch):
+def test_corpus_files_describe_themselves(monkeypatch):
     monkeypatch.setattr("gpt.data.find._download", lambda url, sha256: url)
     assert {"python-docs", "python-stdlib", "tinyshakespeare", "tinystories", "fineweb-edu"} <= set(recipes())
     for name, path in recipes().items():
@@ -274,8 +274,8 @@ def test_recipes_describe_themselves(monkeypatch):
         ("corpus: {files: [a.txt, a.txt], weights: [1, 0.5]}", "a file is named twice"),
     ],
 )
-def test_recipes_that_are_none(tmp_path, text, message):
-    with pytest.raises(InputError, match=f"not a recipe.*{message}"):
+def test_corpus_files_that_are_none(tmp_path, text, message):
+    with pytest.raises(InputError, match=f"not a corpus file.*{message}"):
         find_corpus(str(write(tmp_path / "mine.yaml", text)))
 
 
@@ -292,26 +292,30 @@ def test_a_url_is_downloaded_once(tmp_path, far_files):
     assert not list((tmp_path / "cache").rglob("nothing*"))
 
 
-def test_a_recipe_says_what_its_files_hold(tmp_path, far_files):
+def test_a_corpus_file_says_what_its_files_hold(tmp_path, far_files):
     """What differs is named with both hashes, as it comes and in the cache; nothing of it is kept."""
     far = write(tmp_path / "a.txt", "hello")
     recipe = write(tmp_path / "far.yaml", f"corpus: {{files: 's3://{far}', sha256: {HELLO}}}")
     write(far, "evil")
     evil = hashlib.sha256(b"evil").hexdigest()
-    with pytest.raises(InputError, match=f"^s3://{far} has the SHA-256 {evil}, the recipe expects {HELLO}"):
+    with pytest.raises(
+        InputError, match=f"^s3://{far} has the SHA-256 {evil}, the corpus file expects {HELLO}"
+    ):
         find_corpus(str(recipe))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     write(far, "hello")
     assert documents(recipe) == ["hello"]
     (kept,) = (tmp_path / "cache").rglob("a.txt")
     write(kept, "evil")
-    with pytest.raises(InputError, match=rf"^delete {kept} .*SHA-256 {evil}, the recipe expects {HELLO}"):
+    with pytest.raises(
+        InputError, match=rf"^delete {kept} .*SHA-256 {evil}, the corpus file expects {HELLO}"
+    ):
         find_corpus(str(recipe))
     write(recipe, f"corpus: {{files: ['{far}', 's3://{far}'], sha256: [{HELLO}, {HELLO}]}}")
     kept.unlink()
     assert documents(recipe) == ["hello", "hello"]
     write(far, "other")
-    with pytest.raises(InputError, match=f"{far} has the SHA-256 .*, the recipe expects {HELLO}"):
+    with pytest.raises(InputError, match=f"{far} has the SHA-256 .*, the corpus file expects {HELLO}"):
         find_corpus(str(recipe))
 
 
@@ -330,7 +334,7 @@ def test_size_is_known_for_what_can_be_drawn_from(tmp_path, monkeypatch):
 
 
 def weighted(folder, names, weights):
-    """A recipe of these files with these weights."""
+    """A corpus file of these files with these weights."""
     files = [str(folder / name) for name in names]
     return write(folder / "mine.yaml", json.dumps({"corpus": {"files": files, "weights": weights}}))
 

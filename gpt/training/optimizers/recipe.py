@@ -33,7 +33,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates for the first and second moments. Rare."""
     warmup_steps: int = 50
-    """Updates over which the learning rate rises to its peak. Elsewhere: warmup_iters, warmup_ratio."""
+    """Steps over which the learning rate rises to its peak. Elsewhere: warmup_iters, warmup_ratio."""
     schedule: Schedule = "linear"
     """How the learning rate falls after warmup, see `learning_rate_factor`. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
