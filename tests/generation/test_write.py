@@ -182,6 +182,7 @@ def test_a_model_cannot_write_to_the_clipboard_of_a_terminal(marks, monkeypatch)
 
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("NO_COLOR", "1")  # the prompt's colour is ours
     pieces = iter([(0, "\x1b]52;c;"), (0, "aGk=\x07\n")])
     text = _show("P", pieces, 1, (lambda text: f"[[{text}]]") if marks else None)
     assert text == "\x1b]52;c;aGk=\x07\n"  # what a chat remembers
