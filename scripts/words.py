@@ -22,7 +22,7 @@ PHRASES = {
     r"\balone\b": "only, or by itself",
     r"\bby heart\b": "memorised",
     r"\bin turns?\b(?! into)": "interleaved, or one after another",
-    r"\b(?:few|many|more|several|two|three|\d+) passes\b": "epochs",
+    r"\bpasses over the (?:text|corpus|data)\b": "epochs",
     r"\bof today\b|\bany more\b|\b(?:is|are) gone since\b": "what is there now",
     r"(?<!scaling )\blaws?\b": "scaling law",
     r"\btrial runs?\b|\ba trial\b": "pilot run",

@@ -71,7 +71,9 @@ def _read_corpus_file(path: Path) -> Corpus:
             recipe[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
         return build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
     except (ValueError, TypeError, LookupError, OSError) as error:
-        raise InputError(f"{path} is not a corpus file: it needs a mapping under `corpus` ({error})") from error
+        raise InputError(
+            f"{path} is not a corpus file: it needs a mapping under `corpus` ({error})"
+        ) from error
 
 
 def _at_hand(name: str, sha256: str | None) -> str:

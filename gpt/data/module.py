@@ -106,7 +106,7 @@ class TokenData(pl.LightningDataModule):
     def prepared(self) -> Prepared:
         """The prepared folder. It is made on first use."""
         prepared = prepare_for(self.vocabulary, self._text, self.options.reading)
-        self._text = prepared  # the text itself may be large, and is not needed any more
+        self._text = prepared  # the text itself may be large, and is no longer needed
         prepared.check_examples(self.context_length, self.options.isolate)
         return prepared
 
