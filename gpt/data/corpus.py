@@ -24,12 +24,11 @@ from gpt.data.formats import (
     estimated_bytes,
     file_format,
     named,
-    part_sizes,
-    read_rows,
     read_text,
 )
 from gpt.data.hub import HubDataSet
 from gpt.data.parts import Selection, choose_parts, take_passages, take_rows, total_bytes
+from gpt.data.rows import part_sizes, read_rows
 from gpt.errors import InputError, check_least
 from gpt.plain import shown
 from gpt.text.template import DEFAULT_TEMPLATE, Template

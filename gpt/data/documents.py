@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpt.data.formats import Row, place
+from gpt.data.formats import Row
+from gpt.data.rows import place
 from gpt.errors import InputError
 from gpt.plain import parse_json, shown
 from gpt.progress import notice_once

@@ -1,47 +1,37 @@
-"""Read files as text or as rows: JSON lines, a JSON array, CSV, Parquet, or what comes with Python.
+"""What a file is, and its text: its format, compression and encoding, whether it is binary.
 
-Text, JSON and CSV may be compressed.
-Memory does not grow with the file. Text is read in parts, and rows one by one. The size of a row, and of a
-value in it, is limited. The messages of InputErrors follow the file's name, which `named` puts before them.
+A text is read in parts, so memory does not grow with the file. The messages of InputErrors follow the file's
+name, which `named` puts before them.
 """
 
 import bz2
-import csv
 import gzip
 import io
-import json
 import lzma
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import count, islice
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
-from gpt.data import builtin
 from gpt.errors import InputError
 
-PART_BYTES = 1 << 18  # size of a part, which can be read without the parts before it
+PART_BYTES = 1 << 18
+"""Size of a part, which can be read without the parts before it."""
+LONGEST_VALUE = 64 << 20
+"""The most bytes of a line of JSON, a field of CSV and a value of Parquet."""
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
 _FORMATS |= {".parquet": "parquet"}
-_DECOMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_LONGEST = 64 << 20  # bytes, the limit for a line of JSON, a field of CSV and a value of Parquet
+_DECOMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _LONGEST_LINE = 1 << 16  # bytes; a longer line of text is cut up
 _HEAD = 1 << 13  # bytes at the beginning that tell what a file is
 _BLANKS = " \t\r\n"
-_BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
-_LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
-_JSON_ADVICE = "expected an object on each line, or one array of objects"
 _WESTERN = 0.2  # in Western European text at most this share of the bytes is beyond ASCII
 _UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes without a meaning in Windows-1252
 _SAMPLED = 4 << 20  # decompressed bytes from which the size of the whole file is estimated
-_BATCH = 256  # most rows of Parquet in memory at once
-_BATCH_BYTES = 16 << 20  # and about the most bytes
-_USUAL_DICTIONARY = 1 << 20  # bytes, the limit that programs that write Parquet use
-_USUAL_RATIO = 10  # compression ratio
 
 _BINARY = (  # endings of files without text
     *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ico", ".tif", ".tiff", ".heic", ".psd"),
@@ -57,6 +47,22 @@ _MARKS = {  # byte order marks; a longer one comes before the shorter one that i
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
+
+
+class ByteFile(Protocol):
+    """An open file of bytes, also a compressed one."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read at most `size` bytes; none at the end."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Read the rest of a line, but at most `size` bytes."""
+
+    def peek(self, size: int, /) -> bytes:
+        """Return the next bytes without reading them."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to this byte."""
 
 
 class Row(NamedTuple):
@@ -84,7 +90,7 @@ def file_format(name: str) -> str:
     return _FORMATS.get(ending, "text")
 
 
-def _opener(name: str) -> Any:
+def _opener(name: str) -> Callable[..., Any]:
     """The function that opens a file; it decompresses the file if its ending says so."""
     return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)
 
@@ -143,10 +149,10 @@ def is_binary(name: str) -> bool:
     if os.path.splitext(name)[1].lower() in _BINARY:
         return True
     try:
-        start = look(name)
+        head = look(name)
     except (OSError, EOFError, lzma.LZMAError):  # the error is reported when the file is read
         return False
-    return start.has_nul and start.encoding is None
+    return head.has_nul and head.encoding is None
 
 
 def binary_error(name: str) -> InputError:
@@ -162,13 +168,13 @@ def binary_error(name: str) -> InputError:
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[Any]:
+def opened(name: str) -> Iterator[ByteFile]:
     """Open a file as UTF-8 bytes, with `peek`. It is decompressed, and converted by its byte order mark."""
     with _opener(name)(name, "rb") as file:
         yield _as_utf8(name, file)
 
 
-def _as_utf8(name: str, file: Any) -> Any:
+def _as_utf8(name: str, file: Any) -> ByteFile:
     """The open file, or a reader that converts it to UTF-8 if its byte order mark says another encoding."""
     encoding = look(name).encoding
     return io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
@@ -191,35 +197,6 @@ class _Utf8(io.RawIOBase):
         buffer[:size] = self._left[:size]
         self._left = self._left[size:]
         return size
-
-
-def part_sizes(name: str, choose: Choose) -> list[int]:
-    """The size in bytes of each part of a file that can be read without the others.
-
-    For Parquet the parts are the row groups, and the sizes are those of the chosen columns, uncompressed.
-    The list is empty if the size is unknown before reading: the file is compressed, or on the hub.
-    """
-    kind = file_format(name)
-    if kind == "builtin":
-        return [sum(map(len, builtin.texts(name)))]
-    if kind == "hub" or is_compressed(name):
-        return []
-    if kind == "parquet":
-        from pyarrow.parquet import read_metadata
-
-        with named(name):
-            metadata = read_metadata(name)
-            columns = choose(metadata.schema.to_arrow_schema().names)
-        groups = map(metadata.row_group, range(metadata.num_row_groups))
-        sizes = (sum(chunk.total_uncompressed_size for chunk in _chunks(group, columns)) for group in groups)
-        return list(sizes) or [0]
-    start = look(name)
-    if start.encoding:
-        return []
-    size = os.stat(name).st_size
-    if kind == "csv" or (kind == "json" and start.is_array):  # a line break need not end a row
-        return [size]
-    return [min(PART_BYTES, size - start) for start in range(0, max(1, size), PART_BYTES)]
 
 
 def estimated_bytes(name: str) -> int:
@@ -247,7 +224,7 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
     Part k begins with the first line that begins after byte k * PART_BYTES. If none begins within `longest`
     bytes, the line is cut there. Raises InputError if the text is not UTF-8.
     """
-    with _opened(name) as file:
+    with opened(name) as file:
         position = 0
         for number in count() if parts is None else parts:
             begin = number * PART_BYTES
@@ -268,9 +245,9 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
             position = stop
 
 
-def _rest_of_line(file: Any, longest: int) -> bytes:
+def _rest_of_line(file: ByteFile, longest: int) -> bytes:
     """Read the rest of a line, or about `longest` bytes of it, up to the end of a character."""
-    data: bytes = file.readline(longest)
+    data = file.readline(longest)
     for _ in range(3):
         if not data.endswith(b"\n") and (file.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:
             data += file.read(1)
@@ -295,157 +272,3 @@ def convert(name: str, encoding: str) -> str:
     """The command that converts a file to UTF-8."""
     stem, ending = os.path.splitext(name)
     return f"iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > {shlex.quote(f'{stem}-utf8{ending}')}"
-
-
-def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
-    """Yield the rows of a file, or only those of some of its parts. Of Parquet, read the chosen columns."""
-    kind = file_format(name)
-    if kind == "builtin":
-        texts = enumerate(builtin.texts(name), start=1)
-        yield from (Row(number, {"text": text}) for number, text in texts)
-    elif kind == "parquet":
-        yield from _parquet_rows(name, parts, choose)
-    elif kind == "csv":
-        lines = (line for stretch in read_text(name, None, _LONGEST) for line in io.StringIO(stretch.text))
-        yield from _csv_rows(lines, "\t" if ".tsv" in name.lower() else ",")
-    elif look(name).is_array:
-        yield from _array_rows(stretch.text for stretch in read_text(name, None))
-    else:
-        for stretch in read_text(name, parts, _LONGEST):
-            for number, line in enumerate(io.StringIO(stretch.text), start=1):
-                if line.strip():
-                    yield Row(number, _parsed(line), stretch.begin)
-
-
-def place(name: str, row: Row) -> str:
-    """The line or row number of a row, as an editor counts it, for messages."""
-    if file_format(name) not in ("json", "csv"):
-        return f"row {row.number}"
-    lines = 0
-    with _opened(name) as file:
-        left = row.position
-        while left and (data := file.read(min(left, PART_BYTES))):
-            lines += data.count(b"\n")
-            left -= len(data)
-    return f"line {lines + row.number}"
-
-
-def _parsed(line: str) -> Any:
-    """The value of a line of JSON, or an InputError that says why it has none."""
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        return InputError(f"is no JSON, {error.msg} in column {error.colno}: {_JSON_ADVICE}")
-    except RecursionError:
-        return InputError("is nested too deeply")
-    except ValueError as error:  # Python refuses to parse a number of thousands of digits
-        return InputError(str(error))
-
-
-def _array_rows(texts: Iterator[str]) -> Iterator[Row]:
-    """Yield the values of a JSON array. A comma may follow the last one.
-
-    A value that is not complete is parsed again with twice the text. So the time grows only with the file.
-    """
-    decode = json.JSONDecoder().raw_decode
-    text = "".join(islice(texts, 1))
-    at = text.index("[") + 1
-    line = text.count("\n", 0, at) + 1
-    while True:
-        begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-        line += text.count("\n", at, begin)
-        at = begin
-        if text.startswith("]", at):
-            if (text[at + 1 :] + "".join(islice(texts, 1))).strip():
-                raise InputError(f"in line {line}: text follows the end of the array")
-            return
-        try:
-            value, end = decode(text, at)
-        except json.JSONDecodeError as error:
-            more = _as_much(texts, len(text) - at) if _may_be_cut(error, text, at) else ""
-            if not more:
-                number = line + text.count("\n", at, error.pos)
-                raise InputError(f"in line {number}: the array is no JSON, {error.msg}") from None
-            text = text[at:] + more
-            at = 0
-            continue
-        yield Row(line, value)
-        line += text.count("\n", at, end)
-        at = end
-
-
-def _may_be_cut(error: json.JSONDecodeError, text: str, at: int) -> bool:
-    """Whether the value is perhaps only incomplete, so that more text could make it valid."""
-    at_end = error.pos > len(text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated")
-    return at_end and len(text) - at < _LONGEST
-
-
-def _as_much(texts: Iterator[str], size: int) -> str:
-    """Join the next texts until they have at least `size` characters, or there are no more."""
-    found = []
-    for text in texts:
-        found.append(text)
-        size -= len(text)
-        if size <= 0:
-            break
-    return "".join(found)
-
-
-# `csv` reads, as `datasets` and pyarrow guess types: they read the text `None` as missing, a date as a time.
-def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[Row]:
-    """Yield the rows of CSV. Every value is text."""
-    csv.field_size_limit(_LONGEST)
-    reader = csv.DictReader(lines, delimiter=separator, strict=True)
-    try:
-        for row in reader:
-            value = InputError("it has more values than the header") if None in row else row
-            yield Row(reader.reader.line_num, value)
-    except csv.Error as error:
-        raise InputError(f"in line {reader.reader.line_num}: {error}") from None
-
-
-def _parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
-    """Yield the rows of some row groups. The larger the values, the fewer rows are in memory at once."""
-    from pyarrow.parquet import ParquetFile, read_metadata
-
-    metadata = read_metadata(name)
-    columns = list(choose(metadata.schema.to_arrow_schema().names))
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [_chunks(group, columns) for group in groups]
-    repeated = {chunk.path_in_schema for group in chunks for chunk in group if _repeats_large_values(chunk)}
-    chosen = range(len(groups)) if parts is None else parts
-    # With other options, a whole row group would be in memory.
-    mapped: dict[str, Any] = {"memory_map": True, "pre_buffer": False}
-    with ParquetFile(name, metadata=metadata, read_dictionary=sorted(repeated), **mapped) as file:
-        for group in chosen:
-            number = sum(before.num_rows for before in groups[:group])
-            size = sum(chunk.total_uncompressed_size for chunk in chunks[group])
-            rows = min(_BATCH, max(1, _BATCH_BYTES * groups[group].num_rows // max(1, size)))
-            for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
-                for value in arrow_rows(batch, columns):
-                    number += 1
-                    yield Row(number, value)
-
-
-def arrow_rows(table: Any, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
-    """Yield the rows of an Arrow table as Python values, one at a time."""
-    values = [table.column(name) for name in columns]
-    for number in range(table.num_rows):
-        row = {name: column[number].as_py() for name, column in zip(columns, values, strict=True)}
-        large = [name for name, value in row.items() if isinstance(value, str) and len(value) > _LONGEST]
-        yield InputError(f"column {large[0]!r} has more than {_LONGEST >> 20} MB") if large else row
-
-
-def _chunks(group: Any, columns: Sequence[str]) -> list[Any]:
-    """The metadata of some columns in a row group."""
-    chunks = map(group.column, range(group.num_columns))
-    return [chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{n}.") for n in columns)]
-
-
-def _repeats_large_values(chunk: Any) -> bool:
-    """Whether a column may repeat large values. Then each value is kept in memory once for all its rows."""
-    if not chunk.has_dictionary_page or chunk.physical_type != "BYTE_ARRAY":
-        return False
-    dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
-    ratio = chunk.total_uncompressed_size / max(1, chunk.total_compressed_size)
-    return bool(dictionary > _USUAL_DICTIONARY or ratio > _USUAL_RATIO)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpt.data.formats import Choose, Row, arrow_rows
+from gpt.data.formats import Choose, Row
+from gpt.data.parquet import arrow_rows
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -150,7 +150,7 @@ def test_bad_files_are_named_with_the_place(tmp_path, capfd, name, content, mess
 @pytest.mark.parametrize("name", ["a.gz", "a.json.gz"])
 def test_what_a_compressed_file_holds_is_bounded(tmp_path, monkeypatch, name):
     """A text is read in parts, a line of JSON has a limit."""
-    monkeypatch.setattr("gpt.data.formats._LONGEST", 1 << 20)
+    monkeypatch.setattr("gpt.data.rows.LONGEST_VALUE", 1 << 20)
     path = write(tmp_path / name, gzip.compress(("[" if "json." in name else " ").encode() * (64 << 20)))
     tracemalloc.start()
     try:

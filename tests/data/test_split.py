@@ -124,6 +124,7 @@ def small(monkeypatch):
     """A text of 300 KB counts as a large one."""
     monkeypatch.setattr("gpt.data.formats.PART_BYTES", 4000)
     monkeypatch.setattr("gpt.data.corpus.PART_BYTES", 4000)
+    monkeypatch.setattr("gpt.data.rows.PART_BYTES", 4000)
     monkeypatch.setattr("gpt.data.formats._LONGEST_LINE", 400)
     monkeypatch.setattr(split, "SAMPLE_BYTES", 300_000)
 

@@ -1,0 +1,165 @@
+"""Read a file as rows: JSON lines, a JSON array, CSV, Parquet, or what comes with Python.
+
+Rows are read one by one, so memory does not grow with the file. The size of a row, and of a value in it, is
+limited.
+"""
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from gpt.data import builtin
+from gpt.data.formats import (
+    LONGEST_VALUE,
+    PART_BYTES,
+    Choose,
+    Row,
+    file_format,
+    is_compressed,
+    look,
+    named,
+    opened,
+    read_text,
+)
+from gpt.data.parquet import group_sizes, parquet_rows
+from gpt.errors import InputError
+
+_BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
+_LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
+_JSON_ADVICE = "expected an object on each line, or one array of objects"
+
+
+def part_sizes(name: str, choose: Choose) -> list[int]:
+    """The size in bytes of each part of a file that can be read without the others.
+
+    For Parquet the parts are the row groups, and the sizes are those of the chosen columns, uncompressed.
+    The list is empty if the size is unknown before reading: the file is compressed, or on the hub.
+    """
+    kind = file_format(name)
+    if kind == "builtin":
+        return [sum(map(len, builtin.texts(name)))]
+    if kind == "hub" or is_compressed(name):
+        return []
+    if kind == "parquet":
+        with named(name):
+            return group_sizes(name, choose) or [0]
+    head = look(name)
+    if head.encoding:
+        return []
+    size = os.stat(name).st_size
+    if kind == "csv" or (kind == "json" and head.is_array):  # a line break need not end a row
+        return [size]
+    return [min(PART_BYTES, size - begin) for begin in range(0, max(1, size), PART_BYTES)]
+
+
+def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
+    """Yield the rows of a file, or only those of some of its parts. Of Parquet, read the chosen columns."""
+    kind = file_format(name)
+    if kind == "builtin":
+        texts = enumerate(builtin.texts(name), start=1)
+        yield from (Row(number, {"text": text}) for number, text in texts)
+    elif kind == "parquet":
+        yield from parquet_rows(name, parts, choose)
+    elif kind == "csv":
+        stretches = read_text(name, None, LONGEST_VALUE)
+        lines = (line for stretch in stretches for line in io.StringIO(stretch.text))
+        yield from _csv_rows(lines, "\t" if ".tsv" in name.lower() else ",")
+    elif look(name).is_array:
+        yield from _array_rows(stretch.text for stretch in read_text(name, None))
+    else:
+        for stretch in read_text(name, parts, LONGEST_VALUE):
+            for number, line in enumerate(io.StringIO(stretch.text), start=1):
+                if line.strip():
+                    yield Row(number, _parsed(line), stretch.begin)
+
+
+def place(name: str, row: Row) -> str:
+    """The line or row number of a row, as an editor counts it, for messages."""
+    if file_format(name) not in ("json", "csv"):
+        return f"row {row.number}"
+    lines = 0
+    with opened(name) as file:
+        left = row.position
+        while left and (data := file.read(min(left, PART_BYTES))):
+            lines += data.count(b"\n")
+            left -= len(data)
+    return f"line {lines + row.number}"
+
+
+def _parsed(line: str) -> Any:
+    """The value of a line of JSON, or an InputError that says why it has none."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        return InputError(f"is no JSON, {error.msg} in column {error.colno}: {_JSON_ADVICE}")
+    except RecursionError:
+        return InputError("is nested too deeply")
+    except ValueError as error:  # Python refuses to parse a number of thousands of digits
+        return InputError(str(error))
+
+
+def _array_rows(texts: Iterator[str]) -> Iterator[Row]:
+    """Yield the values of a JSON array. A comma may follow the last one.
+
+    A value that is not complete is parsed again with twice the text. So the time grows only with the file.
+    """
+    decode = json.JSONDecoder().raw_decode
+    text = "".join(islice(texts, 1))
+    at = text.index("[") + 1
+    line = text.count("\n", 0, at) + 1
+    while True:
+        begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        line += text.count("\n", at, begin)
+        at = begin
+        if text.startswith("]", at):
+            if (text[at + 1 :] + "".join(islice(texts, 1))).strip():
+                raise InputError(f"in line {line}: text follows the end of the array")
+            return
+        try:
+            value, end = decode(text, at)
+        except json.JSONDecodeError as error:
+            more = _as_much(texts, len(text) - at) if _may_be_cut(error, text, at) else ""
+            if not more:
+                number = line + text.count("\n", at, error.pos)
+                raise InputError(f"in line {number}: the array is no JSON, {error.msg}") from None
+            text = text[at:] + more
+            at = 0
+            continue
+        yield Row(line, value)
+        line += text.count("\n", at, end)
+        at = end
+
+
+def _may_be_cut(error: json.JSONDecodeError, text: str, at: int) -> bool:
+    """Whether the value is perhaps only incomplete, so that more text could make it valid."""
+    at_end = error.pos > len(text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated")
+    return at_end and len(text) - at < LONGEST_VALUE
+
+
+def _as_much(texts: Iterator[str], size: int) -> str:
+    """Join the next texts until they have at least `size` characters, or there are no more."""
+    taken = []
+    for text in texts:
+        taken.append(text)
+        size -= len(text)
+        if size <= 0:
+            break
+    return "".join(taken)
+
+
+# `csv` reads, as `datasets` and pyarrow guess types: they read the text `None` as missing, a date as a time.
+def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[Row]:
+    """Yield the rows of CSV. Every value is text."""
+    csv.field_size_limit(LONGEST_VALUE)
+    reader = csv.DictReader(lines, delimiter=separator, strict=True)
+    try:
+        for row in reader:
+            value = InputError("it has more values than the header") if None in row else row
+            yield Row(reader.reader.line_num, value)
+    except csv.Error as error:
+        raise InputError(f"in line {reader.reader.line_num}: {error}") from None
