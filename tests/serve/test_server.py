@@ -18,8 +18,9 @@ import pytest
 from gpt.errors import InputError
 from gpt.serve.limits import Limits
 from gpt.serve.start import serve
+from gpt.weights.checkpoint import RunPart
 from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, slow, talk
-from tests.snapshots import add_snapshot
+from tests.snapshots import add_checkpoint, add_snapshot
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 ROOT = Path(__file__).parents[2]
@@ -138,6 +139,17 @@ def test_a_run_whose_name_is_not_utf8_is_served_by_an_escaped_one(tmp_path, monk
 
     about, models, model = talk(apps[0], use)
     assert about.json()["id"] == models.json()["data"][0]["id"] == model.json()["id"] == "caf\\udce9"
+
+
+def test_the_page_learns_the_figures_of_the_served_run(tmp_path, monkeypatch):
+    apps = []
+    monkeypatch.setattr(
+        "uvicorn.Server.run", lambda server, sockets: apps.append(server.config.app) or sockets[0].close()
+    )
+    state = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
+    serve(add_checkpoint(tmp_path / "mine", MODEL, TOKENIZER, state), port=0)
+    about = talk(apps[0], lambda client: client.get("/about", headers={"host": "localhost"})).json()
+    assert about["figures"]["text"] == "my.txt" and about["figures"]["minutes"] == 1
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

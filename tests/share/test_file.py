@@ -15,7 +15,7 @@ from gpt.weights.checkpoint import RunPart, snapshots_of
 from gpt.weights.load import StoredModel
 from tests.generation.conftest import sharp
 from tests.share.node import export, needs_node, run
-from tests.snapshots import add_snapshot
+from tests.snapshots import add_checkpoint, add_snapshot
 
 SHAPE = GPTConfig(vocab_size=300, context_length=32, emb_dim=48, num_heads=3, num_layers=2)
 
@@ -92,6 +92,14 @@ def test_a_changed_block_is_refused(change, tmp_path):
     text = re.search(r'"block0">(.*?)<', path.read_text(encoding="utf-8"))[1]
     message, whole = run(path, ["broken", "load", {"text": change(text)}], ["broken", "load", {"text": text}])
     assert "damaged or incomplete" in message and whole is None
+
+
+def test_the_command_writes_the_figures_of_the_run(workplace):
+    state = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
+    add_checkpoint(workplace / "runs" / "mine", sharp(SHAPE), Tokenizer(vocab_size=300), state)
+    assert main(["export", "--format", "html", "--output", "mine.html"]) == 0
+    page = (workplace / "mine.html").read_text(encoding="utf-8")
+    assert '"text": "my.txt", "bits_per_byte": null, "minutes": 1.0' in page
 
 
 def test_the_command_writes_a_file_and_its_size(workplace, capsys, monkeypatch):
