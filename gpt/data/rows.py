@@ -52,9 +52,9 @@ def part_sizes(name: str, choose: Choose) -> list[int]:
     if head.encoding:
         return []
     size = os.stat(name).st_size
-    if kind == "csv" or (kind == "json" and head.is_array):  # a line break need not end a row
-        return [size]
-    return [min(PART_BYTES, size - begin) for begin in range(0, max(1, size), PART_BYTES)]
+    if kind == "text" or (kind == "json" and not head.is_array):  # it can be cut at any line break
+        return [min(PART_BYTES, size - begin) for begin in range(0, max(1, size), PART_BYTES)]
+    return [size]
 
 
 def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:

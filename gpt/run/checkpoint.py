@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Muon, Optimizer
+from torch.optim import Optimizer
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
@@ -217,9 +217,9 @@ def load_optimizer(module: LanguageModel, optimizer: CombinedOptimizer, checkpoi
     expected = {
         f"{names[weight]}/{key}": (weight, key)
         for part in optimizer.parts
-        for group in part.param_groups
+        for group in part.optimizer.param_groups
         for weight in group["params"]
-        for key in (("momentum_buffer",) if isinstance(part, Muon) else ("exp_avg", "exp_avg_sq", "step"))
+        for key in part.state
     }
     if wrong := sorted(expected.keys() ^ saved.keys()):
         what = "lacks" if wrong[0] in expected else "has"
@@ -234,7 +234,12 @@ def load_optimizer(module: LanguageModel, optimizer: CombinedOptimizer, checkpoi
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of this process's random generators, which dropout uses, by kind of device."""
+    """Return the states of this process's random generators by kind of device, for a checkpoint.
+
+    Dropout and `sampled_cross_entropy` draw from these. Nothing else that a resumed run draws has a state:
+    windows follow from the seed and the batch's number (`gpt/data/windows.py`), `bpe_dropout` from the seed
+    and the window's number, samples of text from a fixed seed.
+    """
     return {kind: generator.get_rng_state() for kind, generator in _generators(device).items()}
 
 

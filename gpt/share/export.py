@@ -9,7 +9,7 @@ from gpt.files import check_free, readable
 from gpt.share.file import Precision, write
 from gpt.share.gpt2 import is_gpt2
 from gpt.weights.checkpoint import parts_of, run_of, snapshots_of
-from gpt.weights.commands import export_folder
+from gpt.weights.commands import FolderFormat, export_folder
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import check_known
 from gpt.weights.load import StoredModel, find, read_weights
@@ -18,7 +18,7 @@ from gpt.weights.load import StoredModel, find, read_weights
 def export_weights(
     checkpoint: str | None = None,
     output: Path = Path("exported"),
-    format: Literal["hf", "nanogpt", "book", "gguf", "html"] = "hf",
+    format: Literal[FolderFormat, "html"] = "hf",
     push: str | None = None,
     precision: Precision = "int8",
     snapshot_megabytes: float = 8,

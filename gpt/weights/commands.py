@@ -14,6 +14,7 @@ from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.load import StoredModel, read_weights
 from gpt.weights.tensors import read_json
 
+FolderFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
 _MOST_CELL = 200  # characters of a table's cell
 _CARD = """---
@@ -63,7 +64,9 @@ def import_weights(
         print(f"or:   gpt fit --model.init_from {output} --data.corpus my.txt")
 
 
-def export_folder(stored: StoredModel, path: Path, output: Path, format: str, push: str | None) -> None:
+def export_folder(
+    stored: StoredModel, path: Path, output: Path, format: FolderFormat, push: str | None
+) -> None:
     """Export the weights at a path to a folder, and upload it to the hub under the name `push`, if given."""
     write_export(stored, output, format)
     if format == "hf":
@@ -98,7 +101,7 @@ def _cell(value: object) -> str:
     return re.sub(r"[\\`*_{}\[\]()#!|~$:@^]|(?<=www)\.", r"\\\g<0>", html.escape(text, quote=False))
 
 
-def write_export(stored: StoredModel, folder: Path, format: str) -> None:
+def write_export(stored: StoredModel, folder: Path, format: FolderFormat) -> None:
     """Write weights in another format, with the tokenizer's files if the weights have their own."""
     stored = stored.cropped()
     if format != "hf" and stored.config.exact_gelu != (format == "nanogpt"):

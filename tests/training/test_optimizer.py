@@ -49,7 +49,7 @@ def test_both_types_end_near_singular_values_of_one():
 def test_the_precision_alone_decides_the_type_of_muon(precision, config):
     """Not the device: a T4 emulates bfloat16, many times slower, and trains in 16-mixed."""
     muon, _ = build_optimizer(GPT(config), OptimizerConfig(), precision).parts
-    assert muon.dtype is (torch.bfloat16 if precision == "bf16-mixed" else torch.float32)
+    assert muon.optimizer.dtype is (torch.bfloat16 if precision == "bf16-mixed" else torch.float32)
 
 
 def test_a_parameter_without_gradient_stays():

@@ -1,7 +1,7 @@
 """Several optimizers that step as one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +15,14 @@ def closure_loss(closure: Closure) -> Any:
         return closure() if closure else None
 
 
+class Part(NamedTuple):
+    """An optimizer of some weights."""
+
+    optimizer: Optimizer
+    state: tuple[str, ...]
+    """The tensors that it keeps for each of its weights after a step. A checkpoint holds exactly these."""
+
+
 class CombinedOptimizer(Optimizer):
     """Steps several optimizers as one; they share its parameter groups and its state.
 
@@ -22,15 +30,15 @@ class CombinedOptimizer(Optimizer):
     fused ones do. This one leaves unscaling to the loss scaler, so its gradients are clipped.
     """
 
-    def __init__(self, *parts: Optimizer) -> None:
+    def __init__(self, *parts: Part) -> None:
         self.parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], defaults={})
+        super().__init__([group for part in parts for group in part.optimizer.param_groups], defaults={})
         self._share()
 
     def step(self, closure: Closure = None) -> Any:
         loss = closure_loss(closure)
         for part in self.parts:
-            part.step()
+            part.optimizer.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -40,5 +48,5 @@ class CombinedOptimizer(Optimizer):
     def _share(self) -> None:
         groups = iter(self.param_groups)
         for part in self.parts:
-            part.state = self.state
-            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.optimizer.state = self.state
+            part.optimizer.param_groups = [next(groups) for _ in part.optimizer.param_groups]

@@ -5,12 +5,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from gpt.errors import InputError, check_least
-from gpt.training.optimizers.combined import CombinedOptimizer
+from gpt.training.optimizers.combined import CombinedOptimizer, Part
 from gpt.training.optimizers.muon import StackedMuon
 from gpt.training.schedule import Schedule
+
+_ADAMW_STATE = ("exp_avg", "exp_avg_sq", "step")
+_MUON_STATE = ("momentum_buffer",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class OptimizerConfig:
             raise InputError(f"betas must be in [0, 1), got {self.betas}")
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = "") -> Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = "") -> CombinedOptimizer:
     """Build the optimizer for a GPT's weights.
 
     Muon orthogonalises in bfloat16 if the Trainer's `precision` names it, else in float32.
@@ -67,6 +70,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = 
         {"params": vectors, "lr": rest_lr, "weight_decay": 0.0},
     ]
     if config.name == "adamw":
-        return CombinedOptimizer(AdamW([main, *rest], betas=config.betas, fused=True))
+        adamw = AdamW([main, *rest], betas=config.betas, fused=True)
+        return CombinedOptimizer(Part(adamw, _ADAMW_STATE))
     muon = StackedMuon([main], dtype=dtype, momentum=config.momentum)
-    return CombinedOptimizer(muon, AdamW(rest, betas=config.betas, fused=True))
+    adamw = AdamW(rest, betas=config.betas, fused=True)
+    return CombinedOptimizer(Part(muon, _MUON_STATE), Part(adamw, _ADAMW_STATE))
