@@ -22,7 +22,9 @@ from gpt.data.respelling import Respelling
 from gpt.data.shards import Stream
 from gpt.data.stored import is_scored, may_be_unscored, token_ids
 
-IGNORE_INDEX = -100  # the target of a position that is not scored, as in `cross_entropy`
+# The target of a position that is not scored, as in `cross_entropy`: padding, and what an example's template
+# does not have the model learn to write, such as a prompt.
+IGNORE_INDEX = -100
 Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each token: (B, T) int64 each
 
 
@@ -79,9 +81,11 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 
 
 class Grid:
-    """Adjacent windows of T targets. With `shift`, they begin at another offset each epoch.
+    """Adjacent windows of T targets, for plain text. With `shift`, they begin at another offset each epoch.
 
-    All epochs have the same number of windows.
+    Windows begin and end anywhere in a document. So a document longer than T is in several windows, and the
+    end of one and the beginning of the next may be in the same window. All epochs have the same number of
+    windows.
     """
 
     def __init__(self, tokens: int, context_length: int, seed: int = 0, shift: bool = False) -> None:
@@ -97,7 +101,7 @@ class Grid:
 
 
 class Packed:
-    """Windows of at most T targets that end at the end of a document, unless the document is longer than T.
+    """Windows for examples: at most T targets, up to the end of a document unless it is longer than T.
 
     Documents keep their order. A document that does not fit into the rest of a window begins the next one. A
     document longer than T continues in the next window. `scored`, (tokens,) bool, says which tokens are

@@ -13,7 +13,10 @@ def learning_rate_factor(
     schedule: Schedule = "cosine",
     final: float = 0.0,
 ) -> float:
-    """Return the factor of the peak learning rate at `step`, counted from 0.
+    """Return the factor of the peak learning rate at `step`: for the update that follows `step` updates.
+
+    The peaks are `lr` and `rest_lr` of `OptimizerConfig`. `LanguageModel.configure_optimizers` multiplies
+    them. `total_steps` is the number of updates that `Limits` of a run has decided.
 
     It rises linearly over `warmup_steps`; at step 0 it is already above 0. Then it falls to `final` at
     `total_steps`, linearly or along half a cosine (Loshchilov and Hutter 2017), and stays there.

@@ -1,9 +1,20 @@
 """Checkpoints of `gpt fit`, safetensors files with JSON in the header, and the order of a run's checkpoints.
 
-The tensors are the weights by their names in a GPT, `optimizer/WEIGHT/STATE`, `random/PROCESS/DEVICE` and
-`random/PROCESS/losses`. The header's metadata has four texts: `version`, the number of this format; `model`,
-all that is needed to use the weights; `run`, the state of the run, which a snapshot lacks; `checksum`, of
-these texts and all tensors. The file contains no code, and any program that reads safetensors can open it.
+The tensors, and who reads them:
+
+- the weights by their names in a GPT: `gpt/weights/load.py`, for every command
+- `optimizer/WEIGHT/STATE`: `load_optimizer` of `gpt/run/checkpoint.py`, to resume
+- `random/PROCESS/DEVICE` and `random/PROCESS/losses`: `on_train_start` of `gpt/run/loop.py`, to resume
+
+The header's metadata has four texts:
+
+- `version`, the number of this format
+- `model`, a `ModelPart`, all that is needed to use the weights: `gpt/weights/load.py`, for every command
+- `run`, a `RunPart`, the state of the run, which a snapshot lacks: `gpt/run/start.py`, to resume;
+  `gpt/run/listing.py`, for `gpt runs`
+- `checksum`, of these texts and all tensors: `read`
+
+The file contains no code, and any program that reads safetensors can open it.
 
 Files of earlier versions can be read: fields that they lack take their defaults. Unknown fields of later
 versions are ignored and reported. A later version that adds a field which must not be ignored increases
