@@ -18,7 +18,6 @@ from gpt.errors import InputError
 from gpt.home import ensure_home
 
 StrPath = str | os.PathLike[str]
-_PACKAGE = Path(__file__).parent
 _OPENS_FOLDERS = os.open in os.supports_dir_fd  # False on Windows
 # Follow no links, do not wait for a pipe's reader, and keep line ends. Not every system has all three flags.
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
@@ -27,13 +26,13 @@ _IS_LOCKED = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 _HAS_NO_LINKS = {*_UNKNOWN_CALL, errno.EPERM, errno.EMLINK, errno.EXDEV}
 
 
-def shipped(folder: str) -> Path:
+def shipped(folder: str, package: Path = Path(__file__).parent) -> Path:
     """Return the folder `assets`, `configs` or `recipes` of the package; a checkout calls the last `data`."""
-    project = _PACKAGE.parent / "pyproject.toml"
-    found = _PACKAGE / folder
+    project = package.parent / "pyproject.toml"
+    found = package / folder
     in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")
     if not found.is_dir() and in_checkout:  # elsewhere it may be another project's
-        found = _PACKAGE.parent / {"recipes": "data"}.get(folder, folder)
+        found = package.parent / {"recipes": "data"}.get(folder, folder)
     if not found.is_dir():
         raise InputError(f"this installation has no {folder}: install minimal-gpt again")
     return found

@@ -504,12 +504,12 @@ def result_of(check: Callable[[Place], Measured], place: Place) -> tuple[str, Me
             torch.cuda.empty_cache()
 
 
-def main() -> int:
+def main(cases: dict[str, Case] = CASES) -> int:
     """Run the cases and print the report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    checks = dict.fromkeys(name.partition(":")[0] for name in CASES)
+    checks = dict.fromkeys(name.partition(":")[0] for name in cases)
     parser.add_argument("--dry-run", action="store_true", help="take the same path on the CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
     parser.add_argument("--checks", default=",".join(checks), help="some of %(default)s")
@@ -528,7 +528,7 @@ def main() -> int:
             torch.set_num_threads(1)
             (folder / "text.txt").write_text("A fox jumps over the dog.\n" * 400, encoding="utf-8")
         device = "cpu" if options.dry_run else "cuda"
-        for name, case in CASES.items():
+        for name, case in cases.items():
             if name.partition(":")[0] in options.checks.split(","):
                 say(name)
                 began = time.monotonic()

@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,7 +43,7 @@ def visit(guest: Guest, place: Place) -> dict[str, str]:
     return {"program": programs, "what was checked": guest.what, "result": result}
 
 
-def main() -> int:
+def main(guests: Sequence[Guest] = GUESTS) -> int:
     """Run the checks that are asked for and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -50,7 +51,8 @@ def main() -> int:
     parser.add_argument("--only", metavar="WORD", help="only checks with this word in the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
     options = parser.parse_args()
-    chosen = [one for one in GUESTS if (options.only or "").lower() in f"{one.packages} {one.what}".lower()]
+    word = (options.only or "").lower()
+    chosen = [guest for guest in guests if word in f"{guest.packages} {guest.what}".lower()]
     if not chosen:
         parser.error(f"no check has {options.only!r} in its name")
     rows = []

@@ -60,18 +60,17 @@ def test_a_checkout_has_its_folders_at_its_top():
     assert (shipped("recipes") / "python-docs.yaml").is_file()
 
 
-def test_a_folder_of_strangers_beside_an_installed_package_is_not_taken(tmp_path, monkeypatch):
+def test_a_folder_of_strangers_beside_an_installed_package_is_not_taken(tmp_path):
     package = tmp_path / "site-packages" / "gpt"
     for folder in (package, tmp_path / "site-packages" / "configs"):
         folder.mkdir(parents=True)
-    monkeypatch.setattr(files, "_PACKAGE", package)
     with pytest.raises(InputError, match="no configs"):
-        shipped("configs")
+        shipped("configs", package)
     (package.parent / "pyproject.toml").write_text('name = "another"', encoding="utf-8")
     with pytest.raises(InputError, match="no configs"):
-        shipped("configs")
+        shipped("configs", package)
     (package / "configs").mkdir()
-    assert shipped("configs") == package / "configs"
+    assert shipped("configs", package) == package / "configs"
 
 
 def test_a_name_that_is_not_utf8_is_readable():

@@ -61,11 +61,10 @@ def test_a_case_whose_time_no_longer_fits_is_not_begun_and_takes_none_from_other
         return script.Case(check=check, seconds=seconds)
 
     cases = {"a: short": case("short", 50), "a: long": case("long", 70), "a: last": case("last", 50)}
-    monkeypatch.setattr(script, "CASES", cases)
     monkeypatch.setattr(script.signal, "signal", lambda *_: None)
     monkeypatch.setenv("GPT_CACHE", str(tmp_path))  # which the script sets
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--dry-run", "--minutes", "1"])
-    assert script.main() == 1
+    assert script.main(cases) == 1
     assert ran == ["short", "last"]
     out = capsys.readouterr().out
     assert "| a: long | FAILED: not begun, it may take 70 s |" in out and "| a: last | ok |" in out

@@ -33,9 +33,8 @@ def test_a_wrong_result_and_a_missing_program(monkeypatch, capsys):
     missing = Guest(("no-such-package",), "a text", lambda place: None)
     monkeypatch.setattr(sys, "argv", ["guests.py"])
     monkeypatch.setattr(guests, "make_place", lambda folder: nullcontext())
-    for listed, status in (((missing,), 0), ((missing, wrong), 1)):
-        monkeypatch.setattr(guests, "GUESTS", listed)
-        assert guests.main() == status
+    assert guests.main([missing]) == 0
+    assert guests.main([missing, wrong]) == 1
     out = capsys.readouterr().out
     assert "| no-such-package | a text | not installed |" in out
     assert "FAILED: gpt gives 'ours', the program 'theirs'" in out

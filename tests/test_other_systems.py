@@ -11,7 +11,7 @@ from gpt.weights.load import find
 
 def test_a_hub_name_with_backslashes_is_one(monkeypatch):
     asked = []
-    monkeypatch.setattr("gpt.weights.load._download", lambda name, _: asked.append(name) or Path("x"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or "x")
     monkeypatch.setattr("gpt.weights.load.os", SimpleNamespace(sep="\\"))
     find("openai-community\\gpt2")
     assert asked == ["openai-community/gpt2"]

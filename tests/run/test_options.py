@@ -1,7 +1,6 @@
 """Options are plain values wherever they stand: nothing that one names is imported, run or fetched."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -112,11 +111,10 @@ def test_an_option_of_a_checkpoint_that_is_unknown_is_named_and_does_nothing(
         "[" * 5000,
     ],
 )
+@pytest.mark.timeout(60)  # 2^25 aliases would take hours
 def test_a_file_that_is_no_plain_options_is_one_line_at_once(text, hostile_folder, capsys):
     Path("mine.yaml").write_text(text, encoding="utf-8")
-    began = time.monotonic()
     assert main([*TINY, "--config", "mine.yaml"]) == 2
-    assert time.monotonic() - began < 10
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and len(err) < 1000
     assert not Path("pwned").exists()

@@ -1,4 +1,3 @@
-import time
 from itertools import pairwise
 
 import pytest
@@ -44,15 +43,15 @@ def test_cutting_at_words_changes_no_ids(text, longest):
 
 
 @pytest.mark.parametrize(
-    "text", ["^" * 1_000_000, "a" * 1_300_000, " " * 1_000_000 + "x", "\u4e2d" * 400_000]
+    "text",
+    ["^" * 1_000_000, "a" * 1_300_000, " " * 1_000_000 + "x", "\u4e2d" * 400_000],
+    ids=["signs", "letters", "blanks", "of three bytes"],
 )
 @pytest.mark.parametrize("size", [2048, 50257])
+@pytest.mark.timeout(60)  # in quadratic time it would take hours
 def test_a_million_equal_characters(text, size):
     tokenizer = Tokenizer("gpt2", vocab_size=size)
-    began = time.perf_counter()
-    ids = tokenizer.encode(text)
-    assert time.perf_counter() - began < 5.0
-    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_end_of_text_is_plain_unless_asked_for():

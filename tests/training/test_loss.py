@@ -88,13 +88,13 @@ class Memory(TorchDispatchMode):
         return result
 
 
-def test_memory_holds_the_logits_of_one_chunk_and_no_second_buffer_for_their_gradient(monkeypatch):
-    monkeypatch.setattr(loss, "_CACHED", 1)  # softmax over one row at a time
-    features, weight = torch.randn(64, 2, requires_grad=True), torch.randn(4096, 2, requires_grad=True)
-    targets = torch.randint(0, 4096, (64,))
+def test_memory_holds_the_logits_of_one_chunk_and_no_second_buffer_for_their_gradient():
+    """A chunk of 32 MB, of which the softmax takes 2 MB at a time."""
+    features, weight = torch.randn(2048, 2, requires_grad=True), torch.randn(8192, 2, requires_grad=True)
+    targets = torch.randint(0, 8192, (2048,))
     with Memory() as memory:
-        linear_cross_entropy(features, weight, targets, chunk=16)
-    of_one_chunk = 16 * 4096 * 4
+        linear_cross_entropy(features, weight, targets, chunk=1024)
+    of_one_chunk = 1024 * 8192 * 4
     assert of_one_chunk < memory.peak < 1.5 * of_one_chunk
 
 
