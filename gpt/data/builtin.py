@@ -44,8 +44,8 @@ def texts(name: str) -> list[str]:
 
 
 def _source_files() -> list[Path]:
-    found = sorted(_LIBRARY.rglob("*.py"))
-    return [path for path in found if not _NOT_THE_LIBRARY.intersection(path.relative_to(_LIBRARY).parts)]
+    paths = sorted(_LIBRARY.rglob("*.py"))
+    return [path for path in paths if not _NOT_THE_LIBRARY.intersection(path.relative_to(_LIBRARY).parts)]
 
 
 def _docstrings(path: Path) -> str:

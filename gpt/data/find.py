@@ -93,8 +93,8 @@ def _at_hand(name: str, sha256: str | None) -> str:
 
 
 def _check_sha256(path: StrPath, expected: str | None, what: str = "") -> None:
-    if expected and (found := file_sha256(path)) != expected:
-        raise InputError(f"{what or path} has the SHA-256 {found}, the corpus file expects {expected}")
+    if expected and (actual := file_sha256(path)) != expected:
+        raise InputError(f"{what or path} has the SHA-256 {actual}, the corpus file expects {expected}")
 
 
 def _download(url: str, sha256: str | None) -> str:

@@ -48,10 +48,10 @@ def find_files(name: str) -> tuple[str, ...]:
     """
     left_out: Counter[str] = Counter()
     if os.path.isdir(name):
-        found = [os.path.join(name, path) for path in _walk(name, left_out)]
+        paths = [os.path.join(name, path) for path in _walk(name, left_out)]
     else:
-        found = list(_matching("", Path(name).parts, left_out))
-    files = list(_each_once(sorted(found), left_out))
+        paths = list(_matching("", Path(name).parts, left_out))
+    files = list(_each_once(sorted(paths), left_out))
     if left_out:
         counts = [f"{count:,} {what}" for what, count in left_out.most_common(_MOST_KINDS)]
         more = ["others"] if len(left_out) > _MOST_KINDS else []

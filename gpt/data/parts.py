@@ -75,8 +75,11 @@ def evenly_spread(number: int) -> float:
 
 def take_rows(rows: Iterable[T], weight: float, share: float) -> Iterator[T]:
     """Yield the rows of a file that has this weight, and a share of these."""
-    weighted = (row for number, row in enumerate(rows) if _has_weight(number, weight))
-    return (row for number, row in enumerate(weighted) if evenly_spread(number) < share)
+    if weight < 1.0:
+        rows = (row for number, row in enumerate(rows) if _has_weight(number, weight))
+    if share < 1.0:
+        rows = (row for number, row in enumerate(rows) if evenly_spread(number) < share)
+    return iter(rows)
 
 
 def take_passages(stretches: Iterable[Stretch], weight: float) -> Iterator[Piece]:

@@ -36,12 +36,12 @@ class Respelling:
 
         A respelled row may have more tokens. It is cut to n.
         """
-        found = np.empty_like(rows)
+        respelled = np.empty_like(rows)
         for i, row in enumerate(rows.tolist()):
             merging = _Merging(self.share, np.random.default_rng((self.seed, first + i, 2)))
             ids = [part for word in self._words(row) for part in self._spell(word, merging)]
-            found[i] = ids[: len(row)]
-        return found
+            respelled[i] = ids[: len(row)]
+        return respelled
 
     @cached_property
     def _bytes(self) -> list[bytes]:
@@ -73,8 +73,8 @@ class Respelling:
         text = b"".join(map(self._bytes.__getitem__, word))
         if merging.leaves(len(text) - len(word)):
             return word
-        found = [self._ranks[part] for part in merge(text, self._ranks.get, merging.choose)]
-        return found if len(found) >= len(word) else word
+        tokens = [self._ranks[part] for part in merge(text, self._ranks.get, merging.choose)]
+        return tokens if len(tokens) >= len(word) else word
 
 
 class _Merging:
@@ -96,9 +96,9 @@ class _Merging:
 
     def choose(self, ranked: list[Ranked]) -> Ranked | None:
         """The merge of the lowest rank that is not skipped. None if all are skipped."""
-        for each in sorted(ranked):
+        for candidate in sorted(ranked):
             self._next -= 1
             if self._next:
-                return each
+                return candidate
             self._next = self._draw()
         return None

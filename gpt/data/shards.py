@@ -50,12 +50,12 @@ class Stream:
         The token before the first one of the split is `<|endoftext|>`. Past the last one, rows are zero.
         """
         tokens = self.tokens
-        found = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
-        if min(map(len, found)) == length + 1:
-            return np.concatenate(found).reshape(-1, length + 1)
+        slices = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
+        if min(map(len, slices)) == length + 1:
+            return np.concatenate(slices).reshape(-1, length + 1)
         rows = np.zeros((len(starts), length + 1), self.dtype)
         rows[starts == 0, 0] = self.eot
-        for row, part, start in zip(rows, found, starts, strict=True):
+        for row, part, start in zip(rows, slices, starts, strict=True):
             row[int(start == 0) :][: len(part)] = part
         return rows
 

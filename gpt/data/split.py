@@ -58,16 +58,16 @@ class Rule:
         """
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
-            for drawn, text in units:
-                sizes[drawn] = sizes.get(drawn, 0) + len(text.encode())
+            for digest, text in units:
+                sizes[digest] = sizes.get(digest, 0) + len(text.encode())
         total = max(1, sum(sizes.values()))
         held = 0
         below = 0
-        for drawn, size in sorted(sizes.items())[:-1]:
+        for digest, size in sorted(sizes.items())[:-1]:
             if not self.share or (held and held + size > self.share * total):
                 break
             held += size
-            below = drawn + 1
+            below = digest + 1
         return Rule(self.longest, below, held / total)
 
 

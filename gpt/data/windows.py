@@ -292,6 +292,6 @@ class EvalWindows:
 
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world_size + self.rank) * self.batch_size
-        found = self._spans[:, first : first + self.batch_size]
-        starts, lengths = np.pad(found, ((0, 0), (0, self.batch_size - found.shape[1])))
+        spans = self._spans[:, first : first + self.batch_size]
+        starts, lengths = np.pad(spans, ((0, 0), (0, self.batch_size - spans.shape[1])))
         return make_batch(self.stream, (starts, lengths), self.context_length, self.isolate)

@@ -17,13 +17,23 @@ from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
 from gpt.pictures.runs import short
 from gpt.plain import seconds_of, with_first
-from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, GIVEN, SHARES, Plan, Text, bytes_to_read, choose
+from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
 from gpt.training.processes import of_first_process
 from gpt.training.speed import Machine, time_machine
 from gpt.weights.load import cached
 
+GIVEN = {
+    "model.config.emb_dim": int,
+    "model.config.num_layers": int,
+    "model.config.num_heads": int,
+    "model.config.context_length": int,
+    "model.config.vocab_size": int,
+    "data.batch_size": int,
+    "model.config.dropout": float,
+}
+"""Options that the rule keeps if they are given, with their types: the fields of `Given`."""
 TUNED_CONTEXT = 256
 """Default context length of a tuning, or the weights' own where that is shorter."""
 
@@ -36,17 +46,17 @@ _LEAST_HELD_OUT = 100  # bytes: fewer cannot decide how long to train
 _SAMPLE = 1 << 20  # characters to compress
 _SAMPLE_PART = 1 << 15  # characters of each piece at least: zlib's window is this long
 _USUAL = "gpt2"  # weights to score if none are named and these are in the cache
-_PLANNED_AROUND = (  # options of `gpt fit` that a plan keeps
-    "data.corpus",
-    *GIVEN,
-    "data.vocabulary",
-    "data.text_column",
-    "data.skip_bad_rows",
-    "data.most_bytes",
-    "trainer.accelerator",
-    "trainer.precision",
-)
-_WHOLE = (*GIVEN, "data.most_bytes", "data.skip_bad_rows")  # of these, all but `SHARES` are whole numbers
+_PLANNED_AROUND: dict[str, type] = {  # options of `gpt fit` that a plan keeps
+    "data.corpus": str,
+    **GIVEN,
+    "data.val_fraction": float,
+    "data.vocabulary": str,
+    "data.text_column": str,
+    "data.skip_bad_rows": int,
+    "data.most_bytes": int,
+    "trainer.accelerator": str,
+    "trainer.precision": str,
+}
 _HEADINGS = (
     "minutes",
     "width x layers",
@@ -82,8 +92,7 @@ def plan(arguments: list[str]) -> None:
         "--model.init_from",
         help=f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before",
     )
-    for name in _PLANNED_AROUND:
-        kind = float if name in SHARES else int if name in _WHOLE else str
+    for name, kind in _PLANNED_AROUND.items():
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
     options = vars(parser.parse_args(with_first(arguments[1:], "data.corpus")).as_flat())
@@ -126,8 +135,8 @@ class Planner:
         began: float | None = None,
         start_seconds: float = 0.0,
     ) -> None:
-        self._given = {name: given[name] for name in GIVEN if name in given}
-        _check_ranges(self._given)
+        _check_ranges(given)
+        self._given = Given(**{_field(name): given[name] for name in GIVEN if name in given})
         self._name = given.get("data.corpus", "python-docs")
         self._corpus = Prepared(self._name) if is_prepared(self._name) else reading.find(self._name)
         self._vocab_size = _given_vocabulary_size(given)
@@ -183,11 +192,19 @@ class Planner:
         return self._start_seconds if self._began is None else time.perf_counter() - self._began
 
 
-def _check_ranges(numbers: Mapping[str, Any]) -> None:
-    for name, value in numbers.items():
-        least, most = (0, 0.99) if name in SHARES else (1, 1_000_000)
-        if not least <= value <= most:
-            raise InputError(f"--{name} {value}: expected a number from {least:,} to {most:,}")
+def _field(option: str) -> str:
+    """The name of an option in `Given`: its last part."""
+    return option.rpartition(".")[2]
+
+
+def _check_ranges(given: Mapping[str, Any]) -> None:
+    """Raise InputError if a number that the plan keeps is out of its range."""
+    for name in (*GIVEN, "data.val_fraction"):
+        if name not in given:
+            continue
+        least, most = (0, 0.99) if _PLANNED_AROUND[name] is float else (1, 1_000_000)
+        if not least <= given[name] <= most:
+            raise InputError(f"--{name} {given[name]}: expected a number from {least:,} to {most:,}")
 
 
 def _check_time(minutes: float, seconds: float) -> None:

@@ -8,15 +8,16 @@ the held-out loss corrects (`gpt.run.limits`).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpt.cores import cores
 from gpt.errors import InputError
 from gpt.training.sampled import LATE, LATE_RATE
 from gpt.training.schedule import learning_rates
 from gpt.training.speed import Machine, Shape
+
+T = TypeVar("T", int, float)
 
 # The rule. Compute is counted in training operations, see `Shape.operations`.
 USUAL_COMPUTE = 3.3e13
@@ -58,13 +59,6 @@ MOST_EPOCHS = 60
 MOST_WEIGHTS_PER_BYTE = 5
 """The most weights, token embedding included, per byte of training text."""
 
-SHARES = ("model.config.dropout", "data.val_fraction")
-GIVEN = (
-    *("model.config.emb_dim", "model.config.num_layers", "model.config.num_heads"),
-    *("model.config.context_length", "model.config.vocab_size", "data.batch_size", *SHARES),
-)
-"""Options that a plan keeps if they are given."""
-
 BYTES_PER_TOKEN = 4
 """Bytes of text per token, an estimate where tokens are not counted."""
 END_SECONDS = 1.2
@@ -84,6 +78,19 @@ _COMPILING_FROM = 600.0  # seconds of training on a GPU from which compiling pay
 # For widths beyond the measured ones, learning rates are at most those of configs/gpt2-small.yaml.
 _WIDE = 768
 _WIDE_RATES = (2e-3, 6e-4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The options that were given, which a plan keeps; None for those that it chooses."""
+
+    emb_dim: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
+    context_length: int | None = None
+    vocab_size: int | None = None
+    batch_size: int | None = None
+    dropout: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,16 +225,14 @@ class Plan:
         return min(rates[0], _WIDE_RATES[0]), min(rates[1], _WIDE_RATES[1])
 
 
-def choose(text: Text, machine: Machine, seconds: float, given: Mapping[str, Any]) -> Plan:
-    """Choose the plan for this many seconds of training and validation.
-
-    `given` has options by their names in `GIVEN`; the plan keeps them. Raises InputError if no model fits.
-    """
+def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
+    """Choose the plan for this many seconds of training and validation. InputError if no model fits."""
     shape = _shape(text, machine, machine.speed * seconds, given)
-    heads = given.get("model.config.num_heads") or _heads(shape.emb_dim)
+    heads = given.num_heads or _heads(shape.emb_dim)
     if shape.emb_dim % heads:
         raise InputError(f"--model.config.num_heads {heads} does not divide the width {shape.emb_dim}")
     validations, validation = _validations(text, machine, seconds, shape)
+    # Seconds of a step, with the samples of the vocabulary as they are early and late in the run.
     early = shape.operations(machine.sampled_softmax) / machine.speed
     late = shape.operations(min(LATE_RATE, machine.sampled_softmax)) / machine.speed
     in_time = max(seconds - validations * validation, 0.0) / ((1 - LATE) * early + LATE * late)
@@ -235,6 +240,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Mapping[str, Any
     in_part = MOST_EPOCHS * text.train_bytes / bytes_per_step
     epochs = min(in_time, in_part) * bytes_per_step / text.train_bytes
     bpe_dropout, dropout = _regularisation(text, machine, epochs, given)
+    # Regularisation makes steps slower, so that fewer are made in the time.
     in_time /= (_DROPPING if dropout else 1) + (shape.tokens * _RESPELLING / early if bpe_dropout else 0)
     if in_time < _FEWEST_STEPS:
         raise InputError(
@@ -275,25 +281,23 @@ def bytes_to_read(
 def trained_on(machine: Machine, seconds: float, shape: Shape | None = None) -> float:
     """Estimate the tokens that a model, by default the rule's for an endless text, trains on in a time."""
     endless = Text(size=1 << 40, val_fraction=0.0)
-    shape = shape or _shape(endless, machine, machine.speed * seconds, {})
+    shape = shape or _shape(endless, machine, machine.speed * seconds, Given())
     return machine.speed * seconds / shape.operations(machine.sampled_softmax) * shape.tokens
 
 
-def _shape(text: Text, machine: Machine, compute: float, given: Mapping[str, Any]) -> Shape:
+def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     """Choose the shape whose size suits the compute and which text and memory allow."""
-    ids = text.vocab_size or given.get("model.config.vocab_size") or _vocabulary_size(text, compute)
+    ids = text.vocab_size or given.vocab_size or _vocabulary_size(text, compute)
     context, windows = _batch(text, compute, ids, given)
     fitting = _shapes_in_memory(machine, ids, context, windows, given)
-    by_hand = "model.config.emb_dim" in given or "model.config.num_layers" in given
+    by_hand = given.emb_dim or given.num_layers
     most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
     return min(suitable, key=lambda shape: abs(math.log(shape.blocks / wanted)))
 
 
-def _shapes_in_memory(
-    machine: Machine, ids: int, context: int, windows: int, given: Mapping[str, Any]
-) -> list[Shape]:
+def _shapes_in_memory(machine: Machine, ids: int, context: int, windows: int, given: Given) -> list[Shape]:
     """Return the shapes that fit into memory, with a smaller batch if it has to be. InputError if none do."""
     while True:
         shapes = [
@@ -304,7 +308,7 @@ def _shapes_in_memory(
         ]
         if fitting := [shape for shape in shapes if shape.memory() < machine.memory]:
             return fitting
-        if windows <= _FEWEST_WINDOWS or "data.batch_size" in given:
+        if windows <= _FEWEST_WINDOWS or given.batch_size:
             raise InputError(
                 f"no model fits into {machine.memory / 1e9:.1f} GB of memory: give a smaller vocabulary, "
                 "width, context or batch"
@@ -312,11 +316,11 @@ def _shapes_in_memory(
         windows = max(_FEWEST_WINDOWS, windows // 2)
 
 
-def _ladder(given: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _ladder(given: Given) -> list[tuple[int, int]]:
     """Return the (width, layers) to choose from that agree with the given options."""
-    width = given.get("model.config.emb_dim")
-    layers = given.get("model.config.num_layers")
-    heads = given.get("model.config.num_heads", 1)
+    width = given.emb_dim
+    layers = given.num_layers
+    heads = given.num_heads or 1
     if width and layers:
         return [(width, layers)]
     if width:
@@ -332,10 +336,10 @@ def _vocabulary_size(text: Text, compute: float) -> int:
     return min(max(supported, _FEWEST_IDS), _last_from(VOCABULARIES, compute))
 
 
-def _batch(text: Text, compute: float, ids: int, given: Mapping[str, Any]) -> tuple[int, int]:
+def _batch(text: Text, compute: float, ids: int, given: Given) -> tuple[int, int]:
     """Choose the tokens in a window and the windows in a batch, few enough for a short text."""
     tokens_of_text = text.train_bytes / text.bytes_per_token(ids)
-    context = given.get("model.config.context_length")
+    context = given.context_length
     if context is None:
         context = _last_from(WINDOWS, compute)
         if text.is_regular or text.train_bytes >= LONG_TEXT:
@@ -349,16 +353,14 @@ def _batch(text: Text, compute: float, ids: int, given: Mapping[str, Any]) -> tu
         )
     windows = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE))
     tokens = min(windows * context, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
-    return context, given.get("data.batch_size") or max(_FEWEST_WINDOWS, round(tokens / context))
+    return context, given.batch_size or max(_FEWEST_WINDOWS, round(tokens / context))
 
 
-def _regularisation(
-    text: Text, machine: Machine, epochs: float, given: Mapping[str, Any]
-) -> tuple[float, float]:
+def _regularisation(text: Text, machine: Machine, epochs: float, given: Given) -> tuple[float, float]:
     """Return BPE-dropout and dropout for a text that is read this often; none for records."""
     is_respelled = epochs >= RESPELLED_FROM and not (text.is_regular or machine.is_gpu)  # one thread does it
-    dropout = 0.0 if text.is_regular else _last_from(((0, 0.0), *DROPOUT_FROM), epochs)
-    return BPE_DROPOUT if is_respelled else 0.0, given.get("model.config.dropout", dropout)
+    dropout = 0.0 if text.is_regular else _last_from(((0.0, 0.0), *DROPOUT_FROM), epochs)
+    return BPE_DROPOUT if is_respelled else 0.0, dropout if given.dropout is None else given.dropout
 
 
 def _validations(text: Text, machine: Machine, seconds: float, shape: Shape) -> tuple[int, float]:
@@ -367,8 +369,8 @@ def _validations(text: Text, machine: Machine, seconds: float, shape: Shape) -> 
     A validation scores all of the vocabulary. It takes a third of a step's time, having no backward pass.
     """
     held_out = text.val_fraction * text.size / text.bytes_per_token(shape.vocab_size)
-    each = shape.operations() / 3 / shape.tokens * (held_out + _BESIDE) / machine.speed
-    return int(min(max(_VALIDATING * seconds / each, 2), _VALIDATIONS)), each
+    validation = shape.operations() / 3 / shape.tokens * (held_out + _BESIDE) / machine.speed
+    return int(min(max(_VALIDATING * seconds / validation, 2), _VALIDATIONS)), validation
 
 
 def _heads(width: int) -> int:
@@ -377,6 +379,6 @@ def _heads(width: int) -> int:
     return next(heads for heads in range(most, 0, -1) if not width % heads)
 
 
-def _last_from(table: tuple[tuple[float, Any], ...], value: float) -> Any:
+def _last_from(table: tuple[tuple[float, T], ...], value: float) -> T:
     """Look up a value in a table of thresholds; it must not be below the first one."""
     return [entry for threshold, entry in table if value >= threshold][-1]

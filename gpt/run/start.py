@@ -13,8 +13,8 @@ from gpt.data.split import Divided, held_out_bytes
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
-from gpt.plan.command import TUNED_CONTEXT, Planner
-from gpt.plan.rule import BYTES_PER_TOKEN, GIVEN, Plan, bytes_to_read
+from gpt.plan.command import GIVEN, TUNED_CONTEXT, Planner
+from gpt.plan.rule import BYTES_PER_TOKEN, Plan, bytes_to_read
 from gpt.progress import notice, report
 from gpt.run.arguments import Values, known, options_of, recipe, scan, typed
 from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
@@ -140,9 +140,10 @@ def start(
     if asked.get("trainer.deterministic"):  # has to be set before a plan first uses cuBLAS
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if minutes is not None and weights is None:
-        checked = _options({name: value for name, value in given.items() if name not in GIVEN})
+        unchecked = (*GIVEN, "data.val_fraction")  # the planner checks these
+        checked = _options({name: value for name, value in given.items() if name not in unchecked})
         reading = replace(checked.data.reading, val_fraction=asked.get("data.val_fraction"))
-        planner = Planner(asked, reading, began)  # which checks the options in GIVEN
+        planner = Planner(asked, reading, began)
         plan = planner.plan(minutes)
         text = planner.text
         report(*([] if has_end else [_NO_END]), str(plan))
@@ -286,7 +287,7 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
             raise InputError(f"{source}: {what}, and {how}")
 
 
-def _of_weights(found: StoredModel, given: Values, context: int, minutes: float | None) -> Values:
+def _of_weights(weights: StoredModel, given: Values, context: int, minutes: float | None) -> Values:
     """Return defaults for tuning weights of this size with this context length.
 
     Small models take higher learning rates.
@@ -294,7 +295,7 @@ def _of_weights(found: StoredModel, given: Values, context: int, minutes: float 
     With a time limit, a tuning reads as much text as it can train on once, and validates for at most a
     seventh of the time. It trains adapters where memory is too small for all weights.
     """
-    config = found.config
+    config = weights.config
     windows = given.get("data.batch_size", max(1, _TUNING_TOKENS // context))
     shape = Shape(
         vocab_size=config.vocab_size,
@@ -327,32 +328,32 @@ def _of_weights(found: StoredModel, given: Values, context: int, minutes: float 
     return values
 
 
-def _positions(found: StoredModel, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
+def _positions(weights: StoredModel, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
     """Return the positions to tune, and the text if it had to be prepared to know them.
 
     By default they are as many as the examples need, if the weights have them.
     """
-    most = found.config.context_length
+    most = weights.config.context_length
     usual = min(TUNED_CONTEXT, most)
     if asked := given.get("model.config.context_length"):
         return asked, None
     if usual == most or minutes is not None:  # with a time limit, the positions decide how much is read
         return usual, None
-    data = _on_weights(_options({**given, "model.config.context_length": usual}), found).data
-    prepared = prepare_for(found.tokenizer, data.corpus, data.reading)
+    data = _on_weights(_options({**given, "model.config.context_length": usual}), weights).data
+    prepared = prepare_for(weights.tokenizer, data.corpus, data.reading)
     return min(most, max(usual, positions_for(prepared.example_lengths()))), prepared
 
 
-def _on_weights(options: Options, found: StoredModel) -> Options:
+def _on_weights(options: Options, weights: StoredModel) -> Options:
     """Complete the options by what the weights decide; InputError for options that contradict them."""
     if options.data.vocabulary not in (None, "learn"):  # recipes say `learn`, which is for runs from scratch
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
     shape = options.model.config
-    own = found.cropped().config
+    own = weights.cropped().config
     config = replace(own, context_length=shape.context_length, dropout=shape.dropout)
     data = replace(options.data, vocabulary=None)
-    if found.template and data.template == DEFAULT_TEMPLATE:
-        data = replace(data, template=found.template)
+    if weights.template and data.template == DEFAULT_TEMPLATE:
+        data = replace(data, template=weights.template)
     return replace(options, model=replace(options.model, config=config), data=data)
 
 

@@ -99,7 +99,7 @@ def test_a_plan_reads_of_each_file_the_share_that_its_run_reads(size, most, plac
     Path("text.txt").write_text(words_of(size), "utf-8")
     Path("old.txt").write_text(words_of(size).translate(str.maketrans("0123456789", "#" * 10)), "utf-8")
     Path("mine.yaml").write_text("corpus: {files: [text.txt, old.txt], weights: [1, 0.2]}", "utf-8")
-    found = measure("mine.yaml", {}, most)
+    found = measure(divide_corpus(find_corpus("mine.yaml"), most_bytes=most))
     assert found.size == pytest.approx(min(most, 1.2 * size), rel=0.1)
     run = Prepared(prepare("mine.yaml", vocabulary="gpt2:300", most_bytes=found.most_bytes))
     assert found.size == sum(run.counts[split].bytes for split in SPLITS)

@@ -8,7 +8,7 @@ import yaml
 from processes import ROOT
 
 from gpt.errors import InputError
-from gpt.plan.rule import LADDER, USUAL_COMPUTE, Machine, Plan, Text, choose, trained_on
+from gpt.plan.rule import LADDER, USUAL_COMPUTE, Given, Machine, Plan, Text, choose, trained_on
 from gpt.run.arguments import options_of, typed
 from gpt.training.sampled import LATE
 
@@ -19,8 +19,7 @@ USUAL = USUAL_COMPUTE / CORE.speed  # seconds
 
 
 def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE, **given: float) -> Plan:
-    names = {name.replace("__", "."): value for name, value in given.items()}
-    return choose(text, machine, seconds, names)
+    return choose(text, machine, seconds, Given(**given))
 
 
 @pytest.mark.parametrize(
@@ -110,19 +109,19 @@ def test_the_steps_take_the_time(seconds, size):
 
 
 def test_options_given_by_hand_are_kept():
-    found = plan(model__config__emb_dim=96, model__config__num_layers=5, data__batch_size=7)
+    found = plan(emb_dim=96, num_layers=5, batch_size=7)
     assert (found.shape.emb_dim, found.shape.num_layers, found.shape.batch_size) == (96, 5, 7)
     given = {"num_heads": 2, "context_length": 32, "vocab_size": 700, "dropout": 0.3}
-    found = plan(**{f"model__config__{name}": value for name, value in given.items()})
+    found = plan(**given)
     options = options_of(typed(found.options()))
     assert {name: getattr(options.model.config, name) for name in given} == given
-    assert plan(model__config__emb_dim=256).shape.num_layers == 4
-    assert plan(model__config__num_layers=3).shape.emb_dim == 96  # about as many weights as 128 x 2
+    assert plan(emb_dim=256).shape.num_layers == 4
+    assert plan(num_layers=3).shape.emb_dim == 96  # about as many weights as 128 x 2
 
 
 @pytest.mark.parametrize(("width", "heads"), [(97, 1), (100, 2), (250, 5), (400, 5), (20, 1), (768, 12)])
 def test_a_width_by_hand_has_heads_that_divide_it(width, heads):
-    assert plan(seconds=3600, model__config__emb_dim=width).num_heads == heads
+    assert plan(seconds=3600, emb_dim=width).num_heads == heads
 
 
 def test_a_prepared_text_keeps_its_vocabulary_and_its_count_of_tokens():
@@ -145,9 +144,9 @@ def test_a_model_fits_into_memory():
     ("more", "line"),
     [
         ({"seconds": 0.1}, "20 steps of 32 x 1 and .* take longer than the 0 s that are left .* give more"),
-        ({"model__config__emb_dim": 96, "model__config__num_heads": 5}, "num_heads 5 does not divide"),
-        ({"model__config__emb_dim": 100_000}, "no model fits into 16.0 GB of memory"),
-        ({"model__config__context_length": 200_000}, "context_length 200000: the text has 1,100,000 bytes"),
+        ({"emb_dim": 96, "num_heads": 5}, "num_heads 5 does not divide"),
+        ({"emb_dim": 100_000}, "no model fits into 16.0 GB of memory"),
+        ({"context_length": 200_000}, "context_length 200000: the text has 1,100,000 bytes"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_line(more, line):

@@ -16,7 +16,7 @@ from gpt import GPTConfig
 from gpt.run.fit import build
 from gpt.run.start import start
 from gpt.training.speed import SPEEDS, speed_key
-from gpt.weights.load import GPT
+from gpt.weights.load import PretrainedGPT
 
 PLAIN = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
 _counters: list[Counter[str]] = []
@@ -64,7 +64,7 @@ def test_a_planned_run_reads_its_text_once(place):
 
 def test_a_tuning_reads_its_weights_once(place):
     config = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
-    GPT(config).save_pretrained("weights")
+    PretrainedGPT(config).save_pretrained("weights")
     with counted_opens() as opened:
         begun = start("fit", ["own.txt", "--model.init_from", "weights", "--trainer.max_steps", "1", *PLAIN])
         _, module, data = build(begun)
@@ -78,7 +78,7 @@ def test_a_tuning_reads_its_weights_once(place):
 def test_a_tuning_on_examples_prepares_them_once(place):
     """Their lengths decide the positions, before the options are known."""
     config = GPTConfig(vocab_size=300, context_length=512, emb_dim=32, num_heads=2, num_layers=1)
-    GPT(config).save_pretrained("weights")
+    PretrainedGPT(config).save_pretrained("weights")
     rows = [{"prompt": f"what is {number}?", "completion": f"it is {number}"} for number in range(300)]
     Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     with counted_opens() as opened:
