@@ -2,8 +2,8 @@
 
     python scripts/examples/attention_walkthrough.py --output runs/attention-walkthrough
 
-Stops with an error where a value differs. Leaves `steps.png`, a heat map of the attention weights of each
-system, of the first head where there are two.
+Stops with an error where a value differs. Leaves `steps.png`, heat maps of the attention weights of the
+systems of `DRAWN`, of the first head where there are two.
 
 Shapes: B batch, T tokens, D width of a token, K width of a head, H heads.
 """
@@ -34,6 +34,15 @@ from gpt.attention import (
 )
 from gpt.attention.kernels import attend
 
+DRAWN = {
+    "S1": "S1 no weights to train",
+    "S2": "S2 trained matrices",
+    "S4": "S4 mask and dropout",
+    "S5": "S5, S6, S10 a module",
+    "S8": "S8 heads in one product",
+    "S9": "S9 one projection",
+}
+"""The title of each system that looks different from the others."""
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 
 
@@ -104,8 +113,9 @@ def main() -> None:
         "S9 one projection": fused_projection(),
         "S10 S6 with S7's code": the_same_numbers(),
     }
-    picture(maps, output / "steps.png")
-    print(f"\nAll values are the chapters'. The attention weights of each system: {output / 'steps.png'}")
+    drawn = {DRAWN[name.split()[0]]: weights for name, weights in maps.items() if name.split()[0] in DRAWN}
+    picture(drawn, output / "steps.png")
+    print(f"\nAll values are the chapters'. The attention weights: {output / 'steps.png'}")
 
 
 def without_weights() -> Tensor:
@@ -234,19 +244,20 @@ def picture(maps: dict[str, Tensor], path: Path) -> None:
 
     from gpt.pictures.figures import save
 
-    figure = Figure(figsize=(13, 6.2), layout="constrained")
-    for (name, found), axes in zip(maps.items(), figure.subplots(2, 5).flat, strict=True):
+    figure = Figure(figsize=(7, 5.6), layout="constrained")  # 840 pixels, the width of a page on GitHub
+    for (name, found), axes in zip(maps.items(), figure.subplots(2, 3).flat, strict=True):
         weights = found.detach().numpy()
         axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0)
         for row, column in product(range(len(weights)), repeat=2):
             weight = float(weights[row, column])
             color = "white" if weight > 0.6 else "black"
             if weight:
-                axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=color)
+                number = f"{weight:.2f}".removeprefix("0") if weight < 1 else f"{weight:.0f}"
+                axes.text(column, row, number, ha="center", va="center", fontsize=10, color=color)
         words = WORDS[: len(weights)]
-        axes.set_xticks(range(len(words)), words, rotation=60, fontsize=8)
-        axes.set_yticks(range(len(words)), words, fontsize=8)
-        axes.set_title(name, fontsize=10)
+        axes.set_xticks(range(len(words)), words, rotation=60, fontsize=10)
+        axes.set_yticks(range(len(words)), words, fontsize=10)
+        axes.set_title(name, fontsize=11)
     save(figure, path)
 
 
