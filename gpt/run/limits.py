@@ -6,6 +6,9 @@ The first limit that is reached ends the run; each is a small class or function 
 - time, turned into updates after each update, from the recent speed: `TimeLimit`
 - parts of a plan's time, of which each follows only if the held-out loss still falls: `Parts`
 - early stopping, and a held-out loss that keeps rising: `Result`
+
+A signal (`gpt/run/signals.py`) or a loss that is not finite (`gpt/training/guard.py`) ends only the process:
+the run can be resumed.
 """
 
 import math

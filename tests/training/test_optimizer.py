@@ -52,6 +52,17 @@ def test_the_precision_alone_decides_the_type_of_muon(precision, config):
     assert muon.optimizer.dtype is (torch.bfloat16 if precision == "bf16-mixed" else torch.float32)
 
 
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_a_part_keeps_the_state_that_it_names(name, config):
+    model = GPT(config)
+    optimizer = build_optimizer(model, OptimizerConfig(name=name))
+    fill_gradients(model, 0)
+    optimizer.step()
+    for part in optimizer.parts:
+        for group in part.optimizer.param_groups:
+            assert all(set(optimizer.state[weight]) == set(part.state) for weight in group["params"])
+
+
 def test_a_parameter_without_gradient_stays():
     first, second = (torch.nn.Parameter(torch.randn(4, 4)) for _ in range(2))
     before = second.detach().clone()
