@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from gpt.cores import limit_threads
 from gpt.errors import InputError
 from gpt.home import ensure_home
-from gpt.plain import with_first
+from gpt.plain import kind_in_words, shown, values_in, with_first
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -110,7 +111,13 @@ def run(name: str, arguments: list[str], began: float) -> None:
             function([name, *arguments], **more)
             return
         parser = _parser(name, function)
-        options = parser.instantiate(parser.parse_args(_spell_out(arguments, function)))
+        spelled = _spell_out(arguments, function)
+        _check_names(spelled, function)
+        try:
+            options = parser.instantiate(parser.parse_args(spelled))
+        except jsonargparse.ArgumentError:
+            _check_values(spelled, parser, function)
+            raise
         given = {option: options[option] for option in inspect.signature(function).parameters}
         hints = get_type_hints(function)
         for option, value in given.items():
@@ -120,13 +127,33 @@ def run(name: str, arguments: list[str], began: float) -> None:
         if isinstance(output, Path):
             print(output)  # so that another command can use it
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
-        unknown = re.search(r"unrecognized arguments.*?--([\w.-]+)", str(error))
-        names = inspect.signature(function).parameters
-        near = difflib.get_close_matches(unknown[1] if unknown else "", names, 1)
-        meant = f"; did you mean --{near[0]}?" if near else ""
-        told = re.sub(r'Parser key "(.+?)":\s*Expected a ', r"--\1: expected ", str(error))
-        told = re.sub(r"<class '(.+?)'>", r"\1", told)
-        raise InputError(f"{told}{meant} (see 'gpt {name} --help')") from None
+        raise InputError(f"{error} (see 'gpt {name} --help')") from None
+
+
+def _check_names(arguments: list[str], function: Callable[..., object]) -> None:
+    """Raise InputError for a word that looks like an option but names none; it suggests the most similar."""
+    names = [*inspect.signature(function).parameters, "config", "print_config", "help"]
+    for argument in takewhile(lambda word: word != "--", arguments):  # what follows are values
+        name = re.split("[=.]", argument.removeprefix("--"), maxsplit=1)[0]
+        if argument.startswith("--") and name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            meant = f"; did you mean --{near[0]}?" if near else ""
+            raise InputError(f"there is no option --{name}{meant}")
+
+
+def _check_values(arguments: list[str], parser: "ArgumentParser", function: Callable[..., object]) -> None:
+    """Raise InputError for the first option whose value is of another type."""
+    import jsonargparse
+
+    hints = get_type_hints(function)
+    for option, value in values_in(arguments):
+        kind, several = _kind_of(hints.get(option, str))
+        if kind is _text or several:
+            continue
+        try:
+            parser.parse_object({option: value}, defaults=False)
+        except jsonargparse.ArgumentError:
+            raise InputError(f"--{option}: expected {kind_in_words(kind)}, got {shown(value)}") from None
 
 
 def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":

@@ -1,12 +1,14 @@
 """Read plain data from untrusted files and command lines: JSON, YAML, times, and dataclasses of these."""
 
+import inspect
 import json
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -110,6 +112,21 @@ def with_first(arguments: list[str], option: str) -> list[str]:
     """Return a command line in which the value before all options has its option's name in front."""
     is_named = not arguments or arguments[0].startswith("-")
     return arguments if is_named else [f"--{option}", *arguments]
+
+
+def values_in(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each option of a command line that has a value, and the value."""
+    for word, following in pairwise([*arguments, "--"]):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and equals:
+            yield name, value
+        elif word.startswith("--") and not following.startswith("--"):
+            yield name, following
+
+
+def kind_in_words(kind: Any) -> str:
+    """Return an option's type as text, such as `int` or `one of 'cpu', 'cuda'`."""
+    return re.sub(r"(Optional\[)?Literal\[(.+?)\]+", r"one of \2", inspect.formatannotation(kind))
 
 
 def _finite(text: str) -> float:

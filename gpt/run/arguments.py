@@ -7,21 +7,20 @@ fields are their help, see `gpt.run.options`.
 """
 
 import difflib
-import inspect
 import os
 import re
 from argparse import SUPPRESS
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import parse_yaml, shown, with_first
+from gpt.plain import kind_in_words, parse_yaml, shown, values_in, with_first
 from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # option values by dotted name, such as "data.batch_size"
@@ -43,7 +42,19 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
 
     Raises InputError for an unknown option or a value of the wrong type.
     """
-    own = _parsed(_parser(command).parse_args, with_first(arguments, _COMMANDS[command][0]))
+    arguments = with_first(arguments, _COMMANDS[command][0])
+    for word in arguments:
+        name = word.lstrip("-").partition("=")[0]
+        if _is_option(word) and name not in (*OPTIONS, "config", "print_config", "help"):
+            raise _unknown(name)
+    parser = _parser(command)
+    try:
+        own = vars(parser.parse_args(arguments, defaults=False).as_flat())
+    except ArgumentError:
+        for name, value in values_in(arguments):
+            if name in OPTIONS:
+                _check_value(name, value)
+        raise  # an option has no value, or a value has no option
     files = Values()
     for config in own.get("config", []):
         files |= typed(_read_config(config))
@@ -52,10 +63,16 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
 
 def typed(values: Values) -> Values:
     """Flatten a file's nested values to dotted names; InputError for a value of the wrong type."""
-    found = _parsed(_parser("fit").parse_object, values)
-    for name in found.keys() - OPTIONS.keys():
-        raise _unknown(name)
-    return found
+    flat = dict(_flat(values))
+    for name in flat:
+        if name not in OPTIONS:
+            raise _unknown(name)
+    try:
+        return vars(_parser("fit").parse_object(values, defaults=False).as_flat())
+    except ArgumentError:
+        for name, value in flat.items():
+            _check_value(name, value)
+        raise
 
 
 def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
@@ -78,14 +95,14 @@ def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
 
 def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
     """Build `Options` from these values, with defaults for the others."""
-    found = {}
+    given = {}
     for field in fields(kind):
         name = f"{prefix}{field.name}"
         if is_dataclass(field.default):
-            found[field.name] = options_of(values, type(field.default), f"{name}.")
+            given[field.name] = options_of(values, type(field.default), f"{name}.")
         elif name in values:
-            found[field.name] = values[name]
-    return kind(**found)
+            given[field.name] = values[name]
+    return kind(**given)
 
 
 def recipe(name: str) -> Values:
@@ -97,17 +114,38 @@ def _shipped(name: str) -> Any:
     return parse_yaml((shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def _parsed(parse: Callable[..., Namespace], given: Any) -> Values:
+def _is_option(word: str) -> bool:
+    """Whether argparse takes a word of the command line as an option's long name, known or not."""
+    if not word.startswith("-") or word[:2] in ("-c", "-h") or " " in word or word in ("-", "--"):
+        return False
     try:
-        return vars(parse(given, defaults=False).as_flat())
-    except ArgumentError as error:
-        if unknown := re.match(r"(?:unrecognized arguments: -*|Option ')([^\s=']*)", str(error)):
-            raise _unknown(unknown[1]) from None
-        if wrong := re.match(r'Parser key "(.+?)":.*(?:Got|Given) value: (.*)', str(error), re.DOTALL):
-            kind = inspect.formatannotation(OPTIONS[wrong[1]].kind)
-            kind = re.sub(r"(Optional\[)?Literal\[(.+?)\]+", r"one of \2", kind)
-            raise InputError(f"--{wrong[1]}: expected {kind}, got {shown(wrong[2])}") from None
-        raise
+        float(word)
+    except ValueError:
+        return True
+    return False  # a negative number is a value
+
+
+def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted names in nested mappings, and their values."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        is_group = any(option.startswith(f"{name}.") for option in OPTIONS)
+        if is_group and isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Raise InputError if an option cannot have this value."""
+    nested = value
+    for part in reversed(name.split(".")):
+        nested = {part: nested}
+    try:
+        _parser("fit").parse_object(nested, defaults=False)
+    except ArgumentError:
+        kind = kind_in_words(OPTIONS[name].kind)
+        raise InputError(f"--{name}: expected {kind}, got {shown(value)}") from None
 
 
 @cache

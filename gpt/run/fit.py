@@ -55,11 +55,21 @@ def _main(command: str, *rest: str, claim: Claim, began: float | None) -> None:
     try:
         run(begun)
     except (MemoryError, RuntimeError) as error:
-        told = str(error).lower()  # on a CPU torch raises a plain RuntimeError
-        if isinstance(error, RuntimeError) and "alloc" not in told and "out of memory" not in told:
+        if not _is_out_of_memory(error):
             raise
         what = "give a smaller --data.batch_size; with --data.tokens_per_update the updates stay the same"
         raise InputError(f"the model or a batch does not fit into memory: {what}") from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory did not suffice.
+
+    On a GPU this has a type of its own. On a CPU, PyTorch raises a plain RuntimeError: then only its text
+    tells, which names the allocator.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "alloc" in str(error).lower() or "out of memory" in str(error).lower()
 
 
 def prepare_process() -> None:
