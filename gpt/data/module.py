@@ -49,7 +49,7 @@ class DataOptions:
     """Share of the BPE merges that are skipped, at random each time. 0.05 helps where a text is read for six
     epochs or more (Provilkov et al. 2020). Examples are not changed. Rare."""
     isolate: bool = False
-    """Keep attention within a document. Rare."""
+    """Keep attention within a document, as within a conversation with all its turns. Rare."""
     text_column: str | None = None
     """The column of the text, or the columns of examples, as in `gpt prepare`. Rare."""
     skip_bad_rows: int | None = None
@@ -107,7 +107,7 @@ class TokenData(pl.LightningDataModule):
         """The prepared folder. It is made on first use."""
         prepared = prepare_for(self.vocabulary, self._text, self.options.reading)
         self._text = prepared  # the text itself may be large, and is no longer needed
-        prepared.check_examples(self.context_length, self.options.isolate)
+        prepared.check_examples(self.context_length)
         return prepared
 
     @property
@@ -153,6 +153,7 @@ class TokenData(pl.LightningDataModule):
             )
         windows: Grid | Packed
         respelling = None
+        starts = None
         if self.prepared.template:  # examples
             starts = self.prepared.document_starts("train")
             windows = Packed(starts, len(stream), length, is_scored(stream.tokens))
@@ -161,8 +162,9 @@ class TokenData(pl.LightningDataModule):
             if share := self.options.bpe_dropout:
                 respelling = Respelling(share, self.tokenizer.tokens, self.seed)
         rank, processes, accumulate = self._place()
+        isolate = self.options.isolate
         dataset = TrainWindows(
-            stream, windows, self.batch_size, self.seed, rank, processes, self.options.isolate, respelling
+            stream, windows, self.batch_size, self.seed, rank, processes, isolate, respelling, starts
         )
         return TrainLoader(dataset, accumulate, self.place, pin_memory=self._on_cuda())
 

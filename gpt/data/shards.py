@@ -149,16 +149,10 @@ class Prepared:
             return np.empty(0, np.int64)
         return np.diff(self.document_starts("train"), append=self.counts["train"].tokens)
 
-    def check_examples(self, context_length: int, isolate: bool) -> None:
-        """Warn if examples are longer than a window.
-
-        Raises InputError if `isolate` would separate the turns of a conversation.
-        """
+    def check_examples(self, context_length: int) -> None:
+        """Warn if examples are longer than a window."""
         if self.template is None:
             return
-        replies = int((self.stream("train").tokens == self.tokenizer.eot).sum())
-        if isolate and replies > self.counts["train"].documents:
-            raise InputError("isolate would separate the turns of a conversation: leave it out")
         lengths = self.example_lengths()
         if cut := int((lengths > context_length).sum()):
             notice(

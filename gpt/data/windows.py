@@ -151,12 +151,14 @@ def make_batch(
     context_length: int,
     isolate: bool,
     respell: Callable[..., Any] | None = None,
+    document_starts: NDArray[np.int64] | None = None,
 ) -> Batch:
     """Make inputs x and targets y of B windows, (B, T) int64 each. With `isolate`, add each input's document.
 
     Padding is 0 in x and IGNORE_INDEX in y. A token of an example that is not scored is IGNORE_INDEX in y
     too. Documents are counted from 0 in each row. A document begins with the `<|endoftext|>` before it, as
-    that predicts its first token.
+    that predicts its first token. Examples need `document_starts`, as a conversation has an `<|endoftext|>`
+    after each reply.
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
@@ -173,7 +175,11 @@ def make_batch(
         y[padding] = IGNORE_INDEX
     batch = [x, y]
     if isolate:
-        document = np.cumsum(x == stream.eot, axis=1)
+        if document_starts is None:
+            document = np.cumsum(x == stream.eot, axis=1)
+        else:
+            targets = starts[:, None] + np.arange(context_length)  # an input belongs to its target's document
+            document = np.searchsorted(document_starts, targets, side="right")
         batch.append(document - document[:, :1])
     return tuple(map(torch.from_numpy, batch))
 
@@ -194,6 +200,8 @@ class TrainWindows:
     world_size: int = 1
     isolate: bool = False
     respelling: Respelling | None = None
+    document_starts: NDArray[np.int64] | None = None
+    """Where examples begin, for `isolate`."""
 
     def __post_init__(self) -> None:
         # Many batches are planned at once, as permuting one window takes about as long as thousands.
@@ -212,7 +220,8 @@ class TrainWindows:
         first = (batch * self.world_size + self.rank) * self.batch_size
         respell = self.respelling and partial(self.respelling, first=first)
         spans = starts[row], lengths[row]
-        return make_batch(self.stream, spans, self.windows.context_length, self.isolate, respell)
+        length = self.windows.context_length
+        return make_batch(self.stream, spans, length, self.isolate, respell, self.document_starts)
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
         """The spans of the windows of this process's batches with these numbers: (len(batches), B) each."""
@@ -294,4 +303,7 @@ class EvalWindows:
         first = (batch * self.world_size + self.rank) * self.batch_size
         spans = self._spans[:, first : first + self.batch_size]
         starts, lengths = np.pad(spans, ((0, 0), (0, self.batch_size - spans.shape[1])))
-        return make_batch(self.stream, (starts, lengths), self.context_length, self.isolate)
+        padded = starts, lengths
+        return make_batch(
+            self.stream, padded, self.context_length, self.isolate, document_starts=self.document_starts
+        )

@@ -1,5 +1,8 @@
 """Cross-entropy over a sample of the vocabulary, which takes a small model a fraction of the time.
 
+It is for a CPU. The sample's size decides shapes, so a GPU would wait for it in each batch, while scoring the
+whole vocabulary costs little there: `LanguageModel.cross_entropy` does so.
+
 Shapes: N positions, D features, V vocabulary, S sampled tokens of the vocabulary.
 """
 
@@ -35,7 +38,7 @@ def sampled_cross_entropy(
     is_target = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)  # (V,)
     is_target.index_fill_(0, known, True)
     is_sampled = is_target | (rate * torch.rand(len(weight), device=weight.device) < 1)  # (V,)
-    ids = is_sampled.nonzero().flatten()  # (S,)
+    ids = is_sampled.nonzero().flatten()  # (S,); a CPU has no device to wait for here
     table = weight.index_select(0, ids)  # (S, D); its backward is faster than that of weight[ids]
     count = math.log(rate) * ~is_target[ids]  # (S,): a sampled token that is no target counts `rate` times
     places = is_sampled.cumsum(0) - 1  # (V,), each sampled token's index in `ids`

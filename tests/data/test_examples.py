@@ -10,6 +10,7 @@ import torch
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
+from gpt.data.stored import token_ids
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.text.template import Template
@@ -223,11 +224,21 @@ def test_bad_rows_are_named(rows, message, tmp_path):
     assert path in str(error.value) and "\n" not in str(error.value)
 
 
-def test_isolate_takes_pairs_and_refuses_conversations(pairs, tmp_path):
-    assert len(next(iter(data_of(pairs, isolate=True).train_dataloader()))) == 3
-    rows = [{"messages": messages_of(pair) * 2} for pair in PAIRS]
-    with pytest.raises(InputError, match="isolate would separate the turns"):
-        data_of(write_rows(tmp_path / "a.jsonl", rows), isolate=True).setup("fit")
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_isolate_keeps_a_conversation_together_with_all_its_turns(split, tmp_path):
+    rows = [{"messages": messages_of((f"{n}?", f"{n}!")) * 2} for n in range(60)]
+    data = data_of(write_rows(tmp_path / "a.jsonl", rows), isolate=True, context_length=512, batch_size=1)
+    stream, starts = data.prepared.stream(split), data.prepared.document_starts(split)
+    loader = data.train_dataloader() if split == "train" else data.val_dataloader()
+    x, _, documents = next(iter(loader))
+    stored = np.array([stream.eot, *token_ids(stream.tokens)])  # each target with its input before it
+    for row, numbers in zip(x.numpy(), documents.numpy(), strict=True):
+        size = np.flatnonzero(row)[-1] + 1  # without padding
+        (begin,) = (start for start in starts if np.array_equal(stored[start : start + size], row[:size]))
+        assert numbers[:size].tolist() == [
+            int((starts <= begin + place).sum() - (starts <= begin).sum()) for place in range(size)
+        ]
+        assert numbers[size - 1] > 0  # several conversations in the window
 
 
 def test_texts_and_examples_do_not_mix(tmp_path):
