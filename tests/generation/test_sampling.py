@@ -101,8 +101,13 @@ def test_broken_logits_give_no_token(temperature, broken):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", -1), ("temperature", math.nan), ("repetition_penalty", 0.0), ("top_p", 1.5)),
-        *(("top_p", 0.0), ("min_p", 1.1), ("top_k", 0)),
+        ("temperature", -1),
+        ("temperature", math.nan),
+        ("repetition_penalty", 0.0),
+        ("top_p", 1.5),
+        ("top_p", 0.0),
+        ("min_p", 1.1),
+        ("top_k", 0),
     ],
 )
 def test_a_value_out_of_range_is_named(name, value):

@@ -29,30 +29,29 @@ def run(capsys, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("top_p", 0.3), ("min_p", 0.4), ("top_k", 2), ("temperature", 0.1)),
-        *(("repetition_penalty", 50.0), ("max_new_tokens", 3)),
+        ("top_p", 0.3),
+        ("min_p", 0.4),
+        ("top_k", 2),
+        ("temperature", 0.1),
+        ("repetition_penalty", 50.0),
     ],
 )
 def test_each_option_counts(name, value, tmp_path, capsys):
-    """The prompt, longer than the context, and what the model writes after it with this option."""
+    """After a prompt that is longer than the context."""
     model = sharp(GPTConfig(vocab_size=257, context_length=16, emb_dim=16, num_heads=2, num_layers=1))
     model.save_pretrained(tmp_path)
     prompt, tokenizer = "Once upon a time there was", Tokenizer("gpt2", vocab_size=257)
-    defaults, how = {"temperature": 1.0, "top_k": None, "seed": 2}, {"seed": 2, "max_new_tokens": 30}
-    options = {**defaults, "max_new_tokens": 30, name: value}
-    if name == "max_new_tokens":
-        how[name] = value
-    sampling = Sampling(**{name: value} if name not in how else {})
-    text, without = (
-        "".join(piece for _, piece in stream_samples(model, tokenizer, prompt, **one))
-        for one in ({**how, "sampling": sampling}, {"seed": 2, "max_new_tokens": 30})
-    )
-    assert text != without
-    words = [
-        word for key, one in options.items() for word in (f"--{key}", "null" if one is None else str(one))
-    ]
-    assert main(["generate", "--checkpoint", str(tmp_path), "--prompt", prompt, *words]) == 0
-    assert capsys.readouterr().out == f"{prompt}{text}\n"
+
+    def text(sampling: Sampling) -> str:
+        pieces = stream_samples(model, tokenizer, prompt, max_new_tokens=30, seed=2, sampling=sampling)
+        return "".join(piece for _, piece in pieces)
+
+    expected = text(Sampling(**{name: value}))
+    assert expected != text(Sampling())
+    command = ["generate", "--checkpoint", str(tmp_path), "--prompt", prompt, "--seed", "2"]
+    command += ["--max_new_tokens", "30", "--temperature", "1.0", "--top_k", "null", f"--{name}", str(value)]
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"{prompt}{expected}\n"
 
 
 def test_several_samples_have_titles(checkpoint, capsys):
@@ -151,23 +150,12 @@ def test_without_a_run_the_training_text_is_not_known(checkpoint, capsys):
     ("typed", "meant"), [(r"\n", "\n"), (r"\t", "\t"), ("#", "#"), ("~", "~"), ("]", "]")]
 )
 def test_a_text_ends_before_the_stop_string_that_was_typed(typed, meant, checkpoint, capsys):
-    how = (
-        "--checkpoint",
-        checkpoint,
-        "--prompt",
-        "Hi",
-        "--seed",
-        "3",
-        "--temperature",
-        "1",
-        "--top_k",
-        "null",
-    )
-    everything = [*how, "--max_new_tokens", "1000"]
-    assert main(["generate", *everything]) == 0
+    command = ["generate", "--checkpoint", checkpoint, "--prompt", "Hi", "--seed", "3"]
+    command += ["--temperature", "1", "--top_k", "null", "--max_new_tokens", "1000"]
+    assert main(command) == 0
     whole = capsys.readouterr().out
     assert meant in whole[:-1]
-    assert main(["generate", *everything, "--stop", "not there", "--stop", typed]) == 0
+    assert main([*command, "--stop", "not there", "--stop", typed]) == 0
     assert capsys.readouterr().out == f"{whole.partition(meant)[0]}\n"
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from threading import Event
 
 import pytest
@@ -43,22 +44,35 @@ def test_more_threads_than_cores_end_the_spinning():
     assert afterwards > 0.5
 
 
-def test_the_teams_stay_while_the_cores_are_busy(monkeypatch):
-    """Looks that find threads waiting for a core, for so many seconds in a second."""
-    shares, teams, waited = [0.1, 0.9, 0.1, 0.01, 0.9], [], [0.0]
+@dataclass
+class Looks:
+    """The run's end, which is looked at now and then: threads wait for a core for `shares` of a second."""
 
-    class Looks:
-        def wait(self, seconds):
-            if shares:
-                waited[0] += shares.pop(0) * seconds
-                assert [one.is_set() for one in teams] == [[], [], [False], [False], [True]][-1 - len(shares)]
-                return False
+    shares: list[float]
+    teams: list[Event] = field(default_factory=list)
+    waited: float = 0.0
+    seen: list[list[str]] = field(default_factory=list)
+    """The teams at each look."""
+
+    def wait(self, seconds: float) -> bool:
+        self.seen.append(["ended" if team.is_set() else "sleeping" for team in self.teams])
+        if not self.shares:
             return True
+        self.waited += self.shares.pop(0) * seconds
+        return False
 
-    monkeypatch.setattr(threads, "sleeping_teams", lambda: teams.append(Event()) or teams[-1])
-    monkeypatch.setattr(threads, "seconds_waited", lambda: waited[0])
-    share_cores(Looks())
-    assert [one.is_set() for one in teams] == [True, True]  # the second at the end of the run
+    def sleeping_team(self) -> Event:
+        self.teams.append(Event())
+        return self.teams[-1]
+
+
+def test_the_teams_stay_while_the_cores_are_busy(monkeypatch):
+    looks = Looks(shares=[0.1, 0.9, 0.1, 0.01, 0.9])
+    monkeypatch.setattr(threads, "sleeping_teams", looks.sleeping_team)
+    monkeypatch.setattr(threads, "seconds_waited", lambda: looks.waited)
+    share_cores(looks)
+    assert looks.seen == [[], [], ["sleeping"], ["sleeping"], ["ended"], ["ended", "sleeping"]]
+    assert all(team.is_set() for team in looks.teams)  # the second one at the end of the run
 
 
 def test_a_single_thread_is_left_alone(monkeypatch):
