@@ -21,8 +21,17 @@ def test_sizes_are_positive_and_within_reason(field):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("vocab_size", value) for value in (12.0, "12", True, None, [12], "x" * 10_000, "two\nlines")),
-        *(("dropout", "0.1"), ("dropout", True), ("qkv_bias", 1), ("tie_embeddings", "no")),
+        ("vocab_size", 12.0),
+        ("vocab_size", "12"),
+        ("vocab_size", True),
+        ("vocab_size", None),
+        ("vocab_size", [12]),
+        ("vocab_size", "x" * 10_000),
+        ("vocab_size", "two\nlines"),
+        ("dropout", "0.1"),
+        ("dropout", True),
+        ("qkv_bias", 1),
+        ("tie_embeddings", "no"),
     ],
 )
 def test_another_type_is_refused_in_one_short_line(field, value):

@@ -89,11 +89,11 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
         GPTConfig(vocab_size=301, context_length=256, emb_dim=128, num_heads=2, num_layers=2),
     ):
         fast, threads = ready(config, precision), torch.get_num_threads()
-        together = write(fast, PROMPTS, 40, precision, max_samples=3, chunk=16)
+        together = write(fast, PROMPTS, 24, precision, max_samples=3, chunk=16)
         try:
             for count in (1, 2):
                 torch.set_num_threads(count)
-                assert [write(fast, [prompt], 40, precision, chunk=16)[0] for prompt in PROMPTS] == together
+                assert [write(fast, [prompt], 24, precision, chunk=16)[0] for prompt in PROMPTS] == together
         finally:
             torch.set_num_threads(threads)
 

@@ -81,9 +81,7 @@ def prefixes(text: str) -> list[str]:
     return [text[:end] for end in range(len(text))]
 
 
-@pytest.mark.parametrize(
-    "size", [300, 350, 420, 1000, 2048, 8192, pytest.param(50257, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("size", [300, 420, 2048, pytest.param(50257, marks=pytest.mark.slow)])
 def test_every_prefix_of_a_memorised_sentence_is_continued_by_its_rest(size):
     tokenizer = vocabulary(size)
     model = memorised(tokenizer, SENTENCE)
@@ -211,7 +209,7 @@ def test_an_echo_is_the_prompt_and_its_tokens_make_the_text(learned, prompt):
             assert token.log_probability == pytest.approx(expected[place - 1, token.id].item(), abs=1e-3)
 
 
-@pytest.mark.parametrize("context", [1, 2, 5, 8, 16, 64])
+@pytest.mark.parametrize("context", [1, 5, 16, 64])
 def test_past_the_context_the_window_leaves_room_for_the_word(context, learned):
     """What follows the word is what the model writes after these tokens, read again."""
     _, tokenizer = learned

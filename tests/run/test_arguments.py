@@ -102,9 +102,13 @@ def test_print_config_is_a_file_for_config(workplace, capsys):
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        *(("learning_rate", "model.optimizer.lr"), ("max_iters", "trainer.max_steps")),
-        *(("data.batchsize", "data.batch_size"), ("lr", "model.optimizer.lr"), ("resum", "resume")),
-        *(("data", "data.corpus"), ("optimizer.lr", "model.optimizer.lr")),
+        ("learning_rate", "model.optimizer.lr"),
+        ("max_iters", "trainer.max_steps"),
+        ("data.batchsize", "data.batch_size"),
+        ("lr", "model.optimizer.lr"),
+        ("resum", "resume"),
+        ("data", "data.corpus"),
+        ("optimizer.lr", "model.optimizer.lr"),
     ],
 )
 def test_an_unknown_option_is_answered_with_what_was_meant(given, meant, workplace, capsys):

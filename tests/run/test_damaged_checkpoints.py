@@ -45,9 +45,13 @@ def test_values_that_no_run_saves(saved, capsys):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        *(('"step":2', '"step":-5'), ('"step":2', '"step":"2"'), ('"step":2', '"step":2.5')),
-        *(('"session":1', '"session":1e999'), ('"save":1', f'"save":{1 << 53}')),
-        *(('"session":1', f'"session":{1 << 53}'), ('"place":', f'"place":{1 << 53},"was":')),
+        ('"step":2', '"step":-5'),
+        ('"step":2', '"step":"2"'),
+        ('"step":2', '"step":2.5'),
+        ('"session":1', '"session":1e999'),
+        ('"save":1', f'"save":{1 << 53}'),
+        ('"session":1', f'"session":{1 << 53}'),
+        ('"place":', f'"place":{1 << 53},"was":'),
     ],
 )
 def test_numbers_that_are_none_or_out_of_range(text, value, mine, capsys):

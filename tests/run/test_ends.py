@@ -145,7 +145,8 @@ def validated_as(monkeypatch, *losses: float) -> None:
 @pytest.mark.parametrize(
     ("losses", "patience", "steps"),
     [
-        *(((5.0, 4.0, 3.0, 2.0, 9.0), 1, 10), ((5.0, 4.0, 3.0, 3.5), 1, 8)),
+        ((5.0, 4.0, 3.0, 2.0, 9.0), 1, 10),
+        ((5.0, 4.0, 3.0, 3.5), 1, 8),
         ((5.0, float("inf"), float("nan")), 2, 6),
     ],
 )

@@ -134,9 +134,16 @@ def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(mine, cap
 @pytest.mark.parametrize(
     ("corpus", "local"),
     [
-        *(("python-docs", True), ("text.txt", True), (".", True), ("missing.txt", False)),
-        *(("evil-recipe.yaml", False), ("evil-recipe.yaml/", False), ("reference://a", False)),
-        *(("memory::text.txt", False), ("hub:a/b", False), ("../python-docs", False)),
+        ("python-docs", True),
+        ("text.txt", True),
+        (".", True),
+        ("missing.txt", False),
+        ("evil-recipe.yaml", False),
+        ("evil-recipe.yaml/", False),
+        ("reference://a", False),
+        ("memory::text.txt", False),
+        ("hub:a/b", False),
+        ("../python-docs", False),
     ],
 )
 def test_a_name_in_a_file_leads_to_plain_text_here_or_nowhere(corpus, local, hostile_folder):

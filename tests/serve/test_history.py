@@ -5,7 +5,6 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,24 +128,6 @@ def test_few_are_in_memory_and_none_that_is_in_use_goes(run):
         with pytest.raises(Exception, match="too many snapshots are in use") as caught:
             await history.engine(64)
         assert caught.value.status_code == 503
-
-    asyncio.run(main())
-
-
-def test_snapshots_are_read_one_at_a_time_and_once_for_all_who_wait(run):
-    read, at_once = [], []
-
-    def slowly(path):
-        at_once.append(path)
-        assert len(at_once) == 1
-        time.sleep(0.05)
-        read.append(at_once.pop())
-        return SimpleNamespace(open=(), end=lambda: None)
-
-    async def main():
-        history = History(None, run, slowly, 2)
-        engines = await asyncio.gather(*map(history.engine, (1, 16) * 8))
-        assert len(set(map(id, engines))) == len(read) == 2
 
     asyncio.run(main())
 
