@@ -41,8 +41,8 @@ class DataOptions:
     most_bytes: int | None = None
     """Read only about this many bytes of a longer text, in parts spread over all of it."""
     vocabulary: str | None = None
-    """gpt2, gpt2:SIZE, learn, learn:SIZE, or a tokenizer.json file; by default GPT-2's, cut to the
-    model's size."""
+    """gpt2, gpt2:SIZE, learn, learn:SIZE, or a tokenizer.json file. By default GPT-2's tokens, as many as the
+    model has. `quick`, `tinyshakespeare` and plans learn a vocabulary."""
     shift: bool = False
     """Cut the text into windows at another offset each epoch. Examples are not shifted."""
     bpe_dropout: float = 0.0
