@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpt.attention import KeyValueCache, MultiHeadAttention
+from gpt.attention import MultiHeadAttention
+from gpt.attention.cache import LayerCache
 from gpt.attention.kernels import causal_mask
 from gpt.config import GPTConfig
 from gpt.errors import InputError
@@ -82,7 +83,7 @@ class GPT(nn.Module):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        caches: Sequence[KeyValueCache] | None = None,
+        caches: Sequence[LayerCache] | None = None,
         key_padding_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
@@ -108,7 +109,7 @@ class GPT(nn.Module):
         if document_ids is not None:  # one mask for all blocks, (B, T, S)
             attn_mask = document_ids[:, cached:, None] != document_ids[:, None, :]
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
-        per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
+        per_block: Sequence[LayerCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, per_block, strict=True):
             run = partial(block, cache=cache, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
             recompute = self.checkpoint_activations and self.training

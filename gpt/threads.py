@@ -1,4 +1,24 @@
-"""Let the threads that compute on a CPU sleep instead of spin while other programs need the cores."""
+"""Let the threads that compute on a CPU sleep instead of spin while other programs need the cores.
+
+Why: a PyTorch operation on a CPU splits its work among OpenMP's threads, which then wait for each other.
+GNU's OpenMP (libgomp), which PyTorch's packages for Linux bring along, lets them wait in a loop ("spin") for
+a while before they sleep. That is fast while every thread has a core. If other programs need the cores, a
+spinning thread keeps a core from the very thread that it waits for, and small steps take three to ten times
+as long.
+
+How: libgomp has no switch for this once it runs, as OMP_WAIT_POLICY and GOMP_SPINCOUNT are read when it is
+loaded. But it hardly spins in a process whose OpenMP threads outnumber the cores: see
+`gomp_throttled_spin_count_var` in its source. So `sleeping_teams` starts threads that run one parallel
+operation each, which gives each of them a team of OpenMP threads, and then sleep. They compute nothing more,
+so results stay the same.
+
+When: `share_cores` measures how long the process's threads wait for a core (`/proc/self/task/*/schedstat`).
+It starts the teams above `_BUSY` and ends them below `_QUIET`.
+
+To see whether it is at fault: run the command with OMP_NUM_THREADS=1, which switches all of this off, or with
+OMP_WAIT_POLICY=passive, which makes OpenMP always sleep and this needless. To see whether it still helps:
+docs/log/threads.md says how it was measured. It can go when `torch` no longer links GNU's OpenMP.
+"""
 
 import sys
 import threading
@@ -18,13 +38,9 @@ _QUIET = 0.05
 
 @contextmanager
 def sharing_cores() -> Iterator[None]:
-    """Let OpenMP's threads sleep while they wait for each other, as long as cores are busy.
+    """During the block, let OpenMP's threads sleep while they wait for each other, as long as cores are busy.
 
-    By default they spin. If other programs need the cores, or the scheduler has put two threads on one core,
-    a spinning thread takes the core from the thread that it waits for: small steps then take three to ten
-    times as long (docs/log/threads.md). GNU's OpenMP hardly spins in a process that has more OpenMP threads
-    than cores. So while cores are busy, this function keeps extra teams of sleeping threads. The threads that
-    compute, and so the results, stay the same. With another OpenMP nothing changes.
+    With another OpenMP than GNU's nothing changes.
     """
     if sys.platform != "linux" or torch.get_num_threads() == 1:
         yield

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, check_least
-from .cache import KeyValueCache
+from .cache import KeyValueCache, LayerCache
 from .kernels import attention, causal_mask
 
 
@@ -77,7 +77,7 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = False,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from each of T tokens to the keys it may see: (B, T, d_in) -> (B, T, d_out).
 
@@ -128,7 +128,7 @@ class MultiHeadAttention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)  # (B, H, T, K)
 
-    def _count_keys(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> int:
+    def _count_keys(self, x: Tensor, context: Tensor | None, cache: LayerCache | None) -> int:
         """Check the shapes and return S, the number of keys."""
         keys = x if context is None else context
         for name, tokens, batch in (("an input", x, "batch"), ("a context", keys, x.shape[0])):
