@@ -24,8 +24,7 @@ from gpt.progress import notice
 
 SOURCE = Path(__file__).with_name("step.cpp")
 _OPTIONS = ["-O2", "-std=gnu++17", "-fPIC", "-shared"]
-_LIMIT = 120.0  # seconds that the compiler may take; it usually takes about three
-_SOON = 1.0  # seconds; for a command that ends sooner, compiling is not worth the work
+_COMPILER_SECONDS = 120.0  # it usually takes about three
 _one_at_a_time = threading.Lock()
 
 
@@ -40,9 +39,12 @@ def program() -> ctypes.CDLL | None:
 
 
 @contextmanager
-def built_meanwhile(wanted: bool) -> Iterator[None]:
-    """Build the program in a thread once the block has run for a second, unless it exists already."""
-    timer = threading.Timer(_SOON, _build_quietly)
+def built_meanwhile(wanted: bool, after: float = 1.0) -> Iterator[None]:
+    """Build the program in a thread once the block has run for `after` seconds, unless it exists already.
+
+    For a command that ends sooner, compiling is not worth the work.
+    """
+    timer = threading.Timer(after, _build_quietly)
     if wanted and program() is None:
         timer.start()
     try:
@@ -51,11 +53,14 @@ def built_meanwhile(wanted: bool) -> Iterator[None]:
         timer.cancel()
 
 
-def build() -> ctypes.CDLL:
-    """Return the program. Build it first if it does not exist. Raises InputError if that fails."""
+def build(seconds: float = _COMPILER_SECONDS) -> ctypes.CDLL:
+    """Return the program. Build it first if it does not exist.
+
+    Raises InputError if that fails, or if a call of the compiler takes longer than `seconds`.
+    """
     with _one_at_a_time:
         if program() is None:
-            _compile(_path())
+            _compile(_path(), seconds)
     if library := program():
         return library
     raise InputError(f"the program cannot be loaded: {_path()}")
@@ -68,7 +73,7 @@ def _build_quietly() -> None:
         notice(f"decoding is slower than it could be: {error}")
 
 
-def _compile(path: Path) -> None:
+def _compile(path: Path, seconds: float) -> None:
     """Compile with OpenMP, or else without it for one thread. Raises InputError if both fail."""
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # by default the system's GCC or clang
     # The option for this processor's own instructions has another name on ARM.
@@ -80,7 +85,7 @@ def _compile(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, "step.so")
         for parallel in (openmp, []):
-            reason = _run([*compiler, str(SOURCE), *options, *parallel, "-o", str(built)])
+            reason = _run([*compiler, str(SOURCE), *options, *parallel, "-o", str(built)], seconds)
             if not reason:
                 temporary = path.with_suffix(f".{secrets.token_hex(8)}")
                 shutil.copyfile(built, temporary)
@@ -93,8 +98,8 @@ def _openmp_libraries() -> list[Path]:
     return sorted(Path(torch.__file__).parent.glob("lib/lib*omp*"))
 
 
-def _run(command: list[str]) -> str:
-    """Run a command. Return in one line why it failed, or "" if it did not."""
+def _run(command: list[str], seconds: float) -> str:
+    """Run a command for at most `seconds`. Return in one line why it failed, or "" if it did not."""
     try:
         done = subprocess.run(
             command,
@@ -102,7 +107,7 @@ def _run(command: list[str]) -> str:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=_LIMIT,
+            timeout=seconds,
             start_new_session=True,  # so that Ctrl-C, which ends a text, does not end the compiler
             check=False,
         )

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from gpt.errors import InputError
 from gpt.generation import build
@@ -133,20 +134,20 @@ def test_without_openmp_it_is_compiled_for_one_thread(cache, compiler, library):
 
 def test_another_openmp_library_is_another_program(monkeypatch, tmp_path):
     names = []
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "lib").mkdir()
     for size in (1, 2):
-        (tmp_path / "libgomp.so").write_bytes(b"x" * size)
-        monkeypatch.setattr(build, "_openmp_libraries", lambda: [tmp_path / "libgomp.so"])
+        (tmp_path / "lib" / "libgomp.so").write_bytes(b"x" * size)
         build._name.cache_clear()
         names.append(build._name())
     build._name.cache_clear()
     assert names[0] != names[1]
 
 
-def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, monkeypatch, tmp_path):
+def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, tmp_path):
     compiler(f"echo $$ > {tmp_path}/pid; exec sleep 60")
-    monkeypatch.setattr(build, "_LIMIT", 1.0)
     with pytest.raises(InputError, match="timed out after 1"):
-        build.build()
+        build.build(seconds=1.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
 
@@ -154,22 +155,24 @@ def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, monkeypatch, t
 @pytest.mark.parametrize("command", ["/no/such/compiler", "false"])
 def test_without_a_compiler_one_line_says_so(cache, command, monkeypatch, capsys):
     monkeypatch.setenv("CXX", command)
-    monkeypatch.setattr(build, "_SOON", 0.0)
-    with build.built_meanwhile(True):
+    with build.built_meanwhile(True, after=0.0):
         _wait_for_threads()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpt: decoding is slower than it could be: the program cannot be compiled")
     assert not list(cache.rglob("*.so"))
 
 
-def test_it_is_built_only_for_what_runs_long_enough(cache, compiler, library, monkeypatch):
+@pytest.mark.parametrize(
+    ("wanted", "after", "is_built"),
+    [(False, 0.0, False), (True, 100.0, False), (True, 0.0, True)],
+    ids=["not wanted", "ended sooner", "built"],
+)
+def test_it_is_built_only_for_what_runs_long_enough(wanted, after, is_built, cache, compiler, library):
     compiler(COPY.format(library))
-    for wanted, soon, expected in ((False, 0.0, False), (True, 100.0, False), (True, 0.0, True)):
-        monkeypatch.setattr(build, "_SOON", soon)
-        with build.built_meanwhile(wanted):
-            if soon == 0.0:
-                _wait_for_threads()
-        assert bool(build.program()) == expected
+    with build.built_meanwhile(wanted, after):
+        if after == 0.0:
+            _wait_for_threads()
+    assert bool(build.program()) == is_built
 
 
 def _wait_for_threads() -> None:
