@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -255,7 +255,15 @@ def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: tor
             generator.set_rng_state(state[kind])
 
 
-def _generators(device: torch.device) -> dict[str, Any]:
+class _Generator(Protocol):
+    """The random generator of a kind of device: `torch` for the CPU, `torch.cuda` and others."""
+
+    def get_rng_state(self) -> Tensor: ...
+
+    def set_rng_state(self, new_state: Tensor) -> None: ...
+
+
+def _generators(device: torch.device) -> dict[str, _Generator]:
     """Return the modules that hold the generators of the CPU and the device, by kind of device."""
     return {device.type: torch.get_device_module(device), "cpu": torch}
 

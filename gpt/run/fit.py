@@ -46,14 +46,14 @@ def main(arguments: list[str], began: float | None = None) -> None:
 
 
 def _main(command: str, *rest: str, claim: Claim, began: float | None) -> None:
-    begun = start(command, list(rest), claim, began)
+    origin = start(command, list(rest), claim, began)
     if "--print_config" in rest:
-        print(yaml.safe_dump(asdict(begun.options), sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(asdict(origin.options), sort_keys=False, allow_unicode=True), end="")
         return
     prepare_process()
     run = validate if command == "validate" else fit
     try:
-        run(begun)
+        run(origin)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -80,10 +80,10 @@ def prepare_process() -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def fit(begun: Start) -> None:
+def fit(origin: Start) -> None:
     """Train. A run that a signal ended exits with the status that a shell gives for this signal."""
-    training = assemble(begun)
-    if begun.minutes and begun.plan is None:
+    training = assemble(origin)
+    if origin.minutes and origin.plan is None:
         as_they_are = new_trainer(training.options, training.data, [])
         for metrics in as_they_are.validate(training.module, datamodule=training.data, verbose=False):
             report(f"the weights as they are: {metrics['val_bits_per_byte']:.4g} bits per byte")
@@ -117,49 +117,49 @@ class Training:
         self.trainer.fit(self.module, datamodule=self.data)
 
 
-def assemble(begun: Start) -> Training:
+def assemble(origin: Start) -> Training:
     """Build all parts of a run and prepare its text, so that errors appear before its folder is made."""
-    options, module, data = build(begun)
-    loop = Loop(options, module, data, begun)
+    options, module, data = build(origin)
+    loop = Loop(options, module, data, origin)
     trainer = new_trainer(options, data, [loop], batches_per_update(options))
     return Training(options, module, data, loop, trainer)
 
 
-def build(begun: Start) -> tuple[Options, LanguageModel, TokenData]:
+def build(origin: Start) -> tuple[Options, LanguageModel, TokenData]:
     """Return the completed options, the model and the data, whose text is prepared."""
-    seed = begun.options.seed_everything
-    model = begun.options.model
-    trainer = begun.options.trainer
+    seed = origin.options.seed_everything
+    model = origin.options.model
+    trainer = origin.options.trainer
     data = TokenData(
-        **as_dict(begun.options.data),
+        **as_dict(origin.options.data),
         vocab_size=model.config.vocab_size,
         context_length=model.config.context_length,
         seed=seed,
-        tokenizer=begun.tokenizer,
-        text=begun.text.take(),
+        tokenizer=origin.tokenizer,
+        text=origin.text.take(),
     )
-    if begun.tokenizer is None:
+    if origin.tokenizer is None:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
     precision: Any = trainer.precision or default_precision(trainer.accelerator)
     devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
     if trainer.accelerator == "cpu" and devices > cores():
         report(f"{devices} processes on {cores()} cores: each waits for the others")
     trainer = replace(trainer, precision=precision, devices=devices)
-    options = replace(begun.options, model=model, trainer=trainer)
-    if saved := begun.checkpoint:  # its weights or adapters are loaded below
+    options = replace(origin.options, model=model, trainer=trainer)
+    if saved := origin.checkpoint:  # its weights or adapters are loaded below
         model = replace(model, init_from=str(base_folder(saved.path)) if model.lora.rank else None)
     seed_everything(seed, verbose=False)
-    module = LanguageModel(**as_dict(model), weights=begun.weights.take())
+    module = LanguageModel(**as_dict(model), weights=origin.weights.take())
     if saved:  # start.py has checked that none is missing
         module.model.load_state_dict(saved.weights, strict=False)
     return options, module, data
 
 
-def validate(begun: Start) -> None:
+def validate(origin: Start) -> None:
     """Print a checkpoint's loss, perplexity and bits per byte on held-out text."""
-    options, module, data = build(begun)
-    if begun.checkpoint:
-        divide_logits(module.model, begun.checkpoint.model.temperature)
+    options, module, data = build(origin)
+    if origin.checkpoint:
+        divide_logits(module.model, origin.checkpoint.model.temperature)
     trainer = new_trainer(options, data, [])
     metrics = trainer.validate(module, datamodule=data, verbose=False)
     if not metrics:
@@ -229,12 +229,12 @@ def planned_and_reached(training: Training, summary: dict[str, Any]) -> dict[str
     """
     options = training.options
     run = training.loop.run
-    begun = training.loop.begun
+    origin = training.loop.origin
     planned: dict[str, float | None] = {
-        "seconds": 60 * (begun.minutes or 0.0),
+        "seconds": 60 * (origin.minutes or 0.0),
         "steps": options.trainer.max_steps,
     }
-    seconds = time.perf_counter() - begun.began
+    seconds = time.perf_counter() - origin.began
     reached = {"seconds": seconds, "steps": run.step, "bits_per_byte": best_bits_per_byte(summary)}
     trainer = replace(options.trainer, max_steps=run.step)
     run.options = asdict(replace(options, trainer=trainer))
@@ -255,7 +255,7 @@ def summarize(training: Training) -> None:
         temperature = parts_of(loop.store.checkpoints.best)[0].temperature
         if temperature > 1:
             report(f"the best checkpoint's logits are divided by {temperature:.2f} in use", prefix="")
-    if loop.begun.plan:
+    if loop.origin.plan:
         summary |= planned_and_reached(training, summary)
     write_json(folder / "summary.json", summary)
     is_chat = training.data.prepared.template is not None

@@ -54,14 +54,14 @@ class Loop(Callback):
     `run.step` takes its value, and all else reads it there.
     """
 
-    def __init__(self, options: Options, module: LanguageModel, data: TokenData, begun: Start) -> None:
+    def __init__(self, options: Options, module: LanguageModel, data: TokenData, origin: Start) -> None:
         self.options = options
         self.module = module
         self.data = data
-        self.begun = begun
-        self.run = begun.run
-        self.tensors: Weights = begun.checkpoint.tensors if begun.checkpoint else {}
-        self.limits = Limits(options, self.run, begun.plan, begun.minutes is not None)
+        self.origin = origin
+        self.run = origin.run
+        self.tensors: Weights = origin.checkpoint.tensors if origin.checkpoint else {}
+        self.limits = Limits(options, self.run, origin.plan, origin.minutes is not None)
         self.folder = folder_of(options.run)  # until `on_fit_start` reserves a free one
         self.store: Store | None = None  # only the first process has one
         self.record: Record  # made by `on_train_start`, from where it counts the time
@@ -87,10 +87,10 @@ class Loop(Callback):
         if trainer.strategy.broadcast(run) != run:
             what = "have to see the same checkpoints, options and text"
             raise InputError(f"process {trainer.global_rank} and process 0 {what}")
-        if self.begun.checkpoint:
+        if self.origin.checkpoint:
             optimizer = trainer.optimizers[0]
             assert isinstance(optimizer, CombinedOptimizer)
-            load_optimizer(self.module, optimizer, self.begun.checkpoint)
+            load_optimizer(self.module, optimizer, self.origin.checkpoint)
         self.folder, has_best = on_first(trainer.strategy, lambda: self._open_store(other_text))
         if not has_best:
             run.best_loss = None
@@ -98,12 +98,12 @@ class Loop(Callback):
 
     def _open_store(self, other_text: bool) -> tuple[Path, bool]:
         """Open the run's folder; return it, and whether it has a best checkpoint."""
-        files = locked_folder(self.begun, self.options.run)
+        files = locked_folder(self.origin, self.options.run)
         if has_ended(files):  # otherwise it was killed before it ended, and ends again
             self.limits.check_left()
         run = self.run
         self.store = Store(
-            files, self.options, self.begun, run, self.module, self.data, other_text=other_text
+            files, self.options, self.origin, run, self.module, self.data, other_text=other_text
         )
         return files.path, self.store.checkpoints.has_best
 
@@ -114,7 +114,7 @@ class Loop(Callback):
         device = self.module.device
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
-        self.limits.begin(trainer.strategy.broadcast(self.begun.left))
+        self.limits.begin(trainer.strategy.broadcast(self.origin.left))
         state = below(f"random/{rank}/", self.tensors)  # empty if the saved run had fewer processes
         files = self.store.files if self.store else None
         loggers = open_loggers(self.options.trainer.logger, files, run) if files else []

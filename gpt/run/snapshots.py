@@ -44,8 +44,8 @@ class Snapshots:
             thin(files, snapshots_of(self.folder.path), self.most)
 
 
-def thin(files: Folder, found: list[Snapshot], most: int) -> None:
+def thin(files: Folder, snapshots: list[Snapshot], most: int) -> None:
     """Delete snapshots, the most closely spaced first, until they take at most `most` bytes."""
-    while len(found) > 2 and sum(file.stat().st_size for *_, file in found) > most:
-        *_, file = found.pop(most_crowded(found))
+    while len(snapshots) > 2 and sum(file.stat().st_size for *_, file in snapshots) > most:
+        *_, file = snapshots.pop(most_crowded(snapshots))
         files.remove(file.name)

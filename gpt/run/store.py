@@ -28,7 +28,7 @@ class Store:
     Args:
         files: the locked folder, see `locked_folder`.
         options: the run's options.
-        begun: what the run starts from.
+        origin: what the run starts from.
         run: the state of the run.
         module, data: what is trained, on what.
         other_text: whether the run was trained on another text before.
@@ -38,7 +38,7 @@ class Store:
         self,
         files: RunFolder,
         options: Options,
-        begun: Start,
+        origin: Start,
         run: RunPart,
         module: LanguageModel,
         data: TokenData,
@@ -50,7 +50,7 @@ class Store:
         top.remove_unfinished()
         if not top.is_file(CONFIG):  # write it before anything else: it marks the folder as a run's
             self.write_config(run)
-        self.checkpoints = Checkpoints(files, options.keep_checkpoints, begun.checkpoint, run)
+        self.checkpoints = Checkpoints(files, options.keep_checkpoints, origin.checkpoint, run)
         if other_text:
             report("the text is not the one that this run was trained on: the best checkpoint begins again")
             self.checkpoints.begin_best_again()
@@ -59,7 +59,7 @@ class Store:
         self.snapshots = Snapshots(files, options.snapshot_megabytes, run.step)
         self.write_config(run)
         rank = module.options.lora.rank
-        is_new = begun.checkpoint is None
+        is_new = origin.checkpoint is None
         self._model_part = ModelPart(
             config=module.config.to_dict(),
             tokenizer=data.tokenizer.to_dict(),
@@ -90,14 +90,14 @@ class Store:
         return {"rank": rank, "scale": ALPHA / rank, "base": file_sha256(base / "model.safetensors")}
 
 
-def locked_folder(begun: Start, name: str) -> RunFolder:
+def locked_folder(origin: Start, name: str) -> RunFolder:
     """Return the run's locked folder: the one locked before its checkpoint was read, or a new one.
 
-    Raises InputError if another process has begun the run since then.
+    Raises InputError if another process has origin the run since then.
     """
-    existing = begun.folder
-    files = begun.claim.take(existing) if existing else begun.claim.take_new(folder_of(name))
-    if begun.checkpoint is None and (checkpoints := checkpoints_of(files.path)):
+    existing = origin.folder
+    files = origin.claim.take(existing) if existing else origin.claim.take_new(folder_of(name))
+    if origin.checkpoint is None and (checkpoints := checkpoints_of(files.path)):
         what = "another process has begun this run meanwhile: start again to resume it"
         raise InputError(f"{checkpoints[0]} is there, {what}")
     return files

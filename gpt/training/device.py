@@ -8,7 +8,6 @@ import timeit
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 
 
-def default_precision(accelerator: str | Any) -> str:
+def default_precision(accelerator: str) -> str:
     """Return bf16-mixed where bfloat16 matrix products are fast, 16-mixed on older GPUs, else 32-true."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
@@ -61,8 +60,8 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with suppress(OSError):
-        if found := re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8")):
-            return found[1]
+        if match := re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8")):
+            return match[1]
     return platform.processor() or platform.machine()
 
 
@@ -71,6 +70,6 @@ def free_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return 0.9 * torch.cuda.mem_get_info(device)[0]
     with suppress(OSError):  # MemAvailable includes the file cache, which can be freed
-        if found := re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text("utf-8")):
-            return 0.7 * 1024 * int(found[1])
+        if match := re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text("utf-8")):
+            return 0.7 * 1024 * int(match[1])
     return float("inf")

@@ -7,6 +7,7 @@ in a CPU's cache.
 Shapes: N tokens, D features, V vocabulary, P padded vocabulary, C rows in a chunk, R rows in the cache.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from gpt.data.windows import IGNORE_INDEX
 _MULTIPLE = 64  # matrix products are faster on all devices if the vocabulary's size is a multiple of this
 _CACHED = 1 << 19  # logits: two megabytes in float32, which fit in a core's cache
 _LEAST_EXACT = 1e-30  # below that, float32 rounds a probability, in the end to zero
+Kernel = Callable[[Tensor, Tensor, bool], Tensor]
+"""`cross_entropy`, or a compiled or divided form of it."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -34,7 +37,7 @@ def is_matrix(head: nn.Module) -> bool:
 
 
 def head_cross_entropy(
-    head: nn.Module, features: Tensor, targets: Tensor, chunk: int | None = None, kernel: Any = None
+    head: nn.Module, features: Tensor, targets: Tensor, chunk: int | None = None, kernel: Kernel | None = None
 ) -> Tensor:
     """The mean of `cross_entropy(head(features), targets)` in nats; NaN where no position is scored.
 
@@ -100,7 +103,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         bias: Tensor | None,
         chunk: int,
-        loss: Any,
+        loss: Kernel,
     ) -> Tensor:
         device = features.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype

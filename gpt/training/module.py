@@ -24,7 +24,7 @@ from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte
 from gpt.training import compilation
 from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
-from gpt.training.loss import head_cross_entropy, is_matrix
+from gpt.training.loss import Kernel, head_cross_entropy, is_matrix
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.sampled import LATE_RATE, early_steps, sampled_cross_entropy
 from gpt.training.schedule import learning_rate_factor
@@ -98,7 +98,7 @@ class LanguageModel(LightningModule):
         if plain.lora.rank:
             add_adapters(self.model, plain.lora.rank)
         self.model.checkpoint_activations = plain.checkpoint_activations
-        self.kernel = None  # the compiled loss, if `compile_model` sets it
+        self.kernel: Kernel | None = None  # the compiled loss, if `compile_model` sets it
         self.guard = Guard()
         self.config = self.model.config
         self.first_step = 0

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
-from typing import Any
 
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 _WAITING = timedelta(minutes=10)
@@ -24,12 +24,12 @@ def of_first_process(name: str, measure: Callable[[], float]) -> float:
     key = f"gpt/{name}"
     if os.environ["RANK"] == "0":
         try:
-            found = measure()
+            value = measure()
         except BaseException:
             store.set(key, _FAILED)
             raise
-        store.set(key, repr(found))
-        return found
+        store.set(key, repr(value))
+        return value
     told = store.get(key).decode()
     if told == _FAILED:
         raise RuntimeError(f"the first process could not measure its {name}")
@@ -37,6 +37,6 @@ def of_first_process(name: str, measure: Callable[[], float]) -> float:
 
 
 @cache  # kept open, because the first process serves the others until it ends
-def _store() -> Any:
+def _store() -> Store:
     store, _, _ = next(rendezvous("env://", timeout=_WAITING))
     return store

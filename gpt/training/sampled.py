@@ -7,12 +7,11 @@ Shapes: N positions, D features, V vocabulary, S sampled tokens of the vocabular
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpt.training.loss import linear_cross_entropy
+from gpt.training.loss import Kernel, linear_cross_entropy
 
 LATE = 0.2
 """Fraction of a run's updates, the last ones, with larger samples: they correct the bias of smaller ones."""
@@ -26,7 +25,12 @@ def early_steps(total: int) -> int:
 
 
 def sampled_cross_entropy(
-    features: Tensor, weight: Tensor, targets: Tensor, rate: int, *loss_options: Any
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    rate: int,
+    chunk: int | None = None,
+    kernel: Kernel | None = None,
 ) -> Tensor:
     """Estimate the mean cross-entropy by a sampled softmax (Jean et al. 2015, section 3).
 
@@ -43,13 +47,13 @@ def sampled_cross_entropy(
     count = math.log(rate) * ~is_target[ids]  # (S,): a sampled token that is no target counts `rate` times
     places = is_sampled.cumsum(0) - 1  # (V,), each sampled token's index in `ids`
     sampled_targets = torch.where(targets < 0, targets, places[known])  # (N,)
-    return linear_cross_entropy(features, table, sampled_targets, *loss_options, bias=count)
+    return linear_cross_entropy(features, table, sampled_targets, chunk, kernel, bias=count)
 
 
-def sampled_share(vocab_size: Any, tokens: Any, rate: int) -> Any:
-    """Estimate the share of the vocabulary that is sampled for a batch of `tokens`; numbers or arrays.
+def sampled_share(vocab_size: int, tokens: int, rate: int) -> float:
+    """Estimate the share of the vocabulary that is sampled for a batch of `tokens`.
 
     The error is at most 0.1 for prose and code, with vocabularies of 1,024 to 16,384 tokens.
     """
     seen = 5.5 * tokens**0.8 / vocab_size**1.12  # number of target tokens per other token
-    return 1 - (1 - 1 / rate) / (1 + seen)
+    return float(1 - (1 - 1 / rate) / (1 + seen))

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-Closure = Callable[[], Any] | None
+Closure = Callable[[], float] | None
 
 
-def closure_loss(closure: Closure) -> Any:
+def closure_loss(closure: Closure) -> float | None:
     """Call a step's closure with gradients enabled and return its loss; None without a closure."""
     with torch.enable_grad():
         return closure() if closure else None
@@ -35,7 +35,7 @@ class CombinedOptimizer(Optimizer):
         super().__init__([group for part in parts for group in part.optimizer.param_groups], defaults={})
         self._share()
 
-    def step(self, closure: Closure = None) -> Any:
+    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
         loss = closure_loss(closure)
         for part in self.parts:
             part.optimizer.step()

@@ -22,7 +22,7 @@ class StackedMuon(Muon):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Closure = None) -> Any:
+    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
         loss = closure_loss(closure)
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
