@@ -86,8 +86,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         if os.environ.get("GPT_TRACEBACK"):
             raise
-        told = " ".join(f"gpt {arguments[0]}: {message(error)}".split())
-        print("".join(one if one.isprintable() else ascii(one)[1:-1] for one in told), file=sys.stderr)
+        line = " ".join(f"gpt {arguments[0]}: {message(error)}".split())
+        print(
+            "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line),
+            file=sys.stderr,
+        )
         return 2
     return 0
 
@@ -161,11 +164,11 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
     import jsonargparse
     from docstring_parser import parse_from_object
 
-    told = parse_from_object(function)
-    texts = {param.arg_name: " ".join((param.description or "").split()) for param in told.params}
+    docstring = parse_from_object(function)
+    texts = {param.arg_name: " ".join((param.description or "").split()) for param in docstring.params}
     parser = jsonargparse.ArgumentParser(
         prog=f"gpt {name}",
-        description=told.description,
+        description=docstring.description,
         epilog=f"example: gpt {name} {COMMANDS[name][2]}",
         exit_on_error=False,
         allow_abbrev=False,

@@ -29,13 +29,13 @@ _HAS_NO_LINKS = {*_UNKNOWN_CALL, errno.EPERM, errno.EMLINK, errno.EXDEV}
 def shipped(folder: str, package: Path = Path(__file__).parent) -> Path:
     """Return the folder `assets`, `configs` or `recipes` of the package; a checkout calls the last `data`."""
     project = package.parent / "pyproject.toml"
-    found = package / folder
+    path = package / folder
     in_checkout = project.is_file() and 'name = "minimal-gpt"' in project.read_text(encoding="utf-8")
-    if not found.is_dir() and in_checkout:  # elsewhere it may be another project's
-        found = package.parent / {"recipes": "data"}.get(folder, folder)
-    if not found.is_dir():
+    if not path.is_dir() and in_checkout:  # elsewhere it may be another project's
+        path = package.parent / {"recipes": "data"}.get(folder, folder)
+    if not path.is_dir():
         raise InputError(f"this installation has no {folder}: install minimal-gpt again")
-    return found
+    return path
 
 
 def cache_folder() -> Path:

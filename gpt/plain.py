@@ -72,16 +72,16 @@ def build_known(kind: type[T], values: Any) -> tuple[T, tuple[str, ...]]:
     """
     if not isinstance(values, Mapping):
         raise InputError(f"expected {', '.join(get_type_hints(kind))}, got {shown(values)}")
-    found = {str(name): value for name, value in values.items()}
+    given = {str(name): value for name, value in values.items()}
     known: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]
-        if field.name in found:
-            known[field.name] = found[field.name]
+        if field.name in given:
+            known[field.name] = given[field.name]
         elif field.default is not MISSING:
             known[field.name] = field.default
         elif field.default_factory is not MISSING:
             known[field.name] = field.default_factory()
-    return build(kind, known), tuple(sorted(found.keys() - known.keys()))
+    return build(kind, known), tuple(sorted(given.keys() - known.keys()))
 
 
 def as_dict(value: Any) -> dict[str, Any]:

@@ -65,7 +65,11 @@ def compare(
         trainings = design.trainings()
         report(f"{len(trainings)} runs in {folder}/", prefix="gpt compare: ")
         outcomes = train_all(trainings, folder, machine)
-        diverged = [one for one in trainings if one.recipe is design.base and not outcomes[one].is_finite]
+        diverged = [
+            training
+            for training in trainings
+            if training.recipe is design.base and not outcomes[training].is_finite
+        ]
         if diverged:
             raise InputError(f"the base diverged: {diverged[0].name} has no finite loss")
         write_json(folder / "result.json", as_json(design, outcomes))

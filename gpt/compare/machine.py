@@ -117,12 +117,12 @@ def recipes_of(variants: Iterable[Variant], machine: Machine) -> list[Recipe]:
 
 def with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
     """Make paths of existing files absolute, because runs have another current folder."""
-    found = dict(options)
+    absolute = dict(options)
     for room, name in _PATHS:
-        value = found[room].get(name)
+        value = absolute[room].get(name)
         if value is not None and os.path.exists(value):
-            found[room] = {**found[room], name: os.path.abspath(value)}
-    return found
+            absolute[room] = {**absolute[room], name: os.path.abspath(value)}
+    return absolute
 
 
 def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> dict[Training, Outcome]:

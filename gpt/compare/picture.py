@@ -54,27 +54,27 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
 
 def common_steps(design: Design, outcomes: Outcomes, recipe: Recipe) -> list[int]:
     """Return the steps after which every run of the recipe and the base has a finite validation."""
-    tables = [design.table(lambda one: outcomes[one].curve, each) for each in (recipe, design.base)]
+    tables = [design.table(lambda training: outcomes[training].curve, each) for each in (recipe, design.base)]
     curves = [set(curve) for table in tables for row in table for curve in row]
     return sorted(set.intersection(*curves))
 
 
 def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]) -> list[Interval]:
     """Return the interval of the difference from the base, in logarithms, after each of the steps."""
-    found = []
+    intervals = []
     for step in steps:
         rows = []
         for text in design.texts:
             pairs = [
                 [
-                    outcomes[Training(one, text, seed, design.steps)].curve[step]
-                    for one in (recipe, design.base)
+                    outcomes[Training(each, text, seed, design.steps)].curve[step]
+                    for each in (recipe, design.base)
                 ]
                 for seed in design.seeds
             ]
             rows.append([math.log(ours / base) for ours, base in pairs])
-        found.append(paired_interval(rows))
-    return found
+        intervals.append(paired_interval(rows))
+    return intervals
 
 
 def _spread(

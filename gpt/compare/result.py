@@ -32,13 +32,13 @@ class Design:
 
     def trainings(self) -> list[Training]:
         """Return all trainings, recipes interleaved, so that changes of the machine's speed affect all."""
-        found = []
+        trainings = []
         order = list(self.recipes)
         for seed in self.seeds:
             for text in self.texts:
-                found += [Training(recipe, text, seed, self.steps) for recipe in order]
+                trainings += [Training(recipe, text, seed, self.steps) for recipe in order]
                 order.reverse()
-        return found + [self.shorter(text) for text in self.texts]
+        return trainings + [self.shorter(text) for text in self.texts]
 
     def shorter(self, text: Text) -> Training:
         """Return the base with half the steps, which shows how much steps gain on this text."""
@@ -87,7 +87,7 @@ def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
 
 def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
     """Return the recipe's differences from the base; None if a run diverged."""
-    tables = [design.table(lambda one: outcomes[one], each) for each in (recipe, design.base)]
+    tables = [design.table(lambda training: outcomes[training], each) for each in (recipe, design.base)]
     if not all(outcome.is_finite for row in tables[0] for outcome in row):
         return None
     pairs = [list(zip(*rows, strict=True)) for rows in zip(*tables, strict=True)]
@@ -104,26 +104,28 @@ def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
 
 def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference | None:
     """Return the recipe's mean differences from the base; None if a run diverged."""
-    found = change(design, outcomes, recipe)
-    if found is None:
+    changes = change(design, outcomes, recipe)
+    if changes is None:
         return None
-    return Difference(*map(paired_interval, (found.bits, found.time, found.equal_time)))
+    return Difference(*map(paired_interval, (changes.bits, changes.time, changes.equal_time)))
 
 
 def lines(design: Design, outcomes: Outcomes) -> list[str]:
     """Return the result as lines for a terminal."""
     base = design.base.variant.name
-    found = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
+    differences = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
     seeds = len(design.seeds)
     verdicts = [
-        line for recipe, one in found.items() for line in verdict(recipe.variant.name, base, one, seeds)
+        line
+        for recipe, measured in differences.items()
+        for line in verdict(recipe.variant.name, base, measured, seeds)
     ]
     worth = fmean(doubling(design, outcomes, text) for text in design.texts)
     return [
         f"{', '.join(text.name for text in design.texts)}: {design.steps} steps, "
         f"seeds {design.seeds[0]} to {design.seeds[-1]}",
         "",
-        *aligned(_rows(design, outcomes, found)),
+        *aligned(_rows(design, outcomes, differences)),
         "",
         *([*aligned(_rows_by_text(design, outcomes)), ""] if len(design.texts) > 1 else []),
         *verdicts,
@@ -141,11 +143,13 @@ def _rows(
     header = ("variant", "bits per byte", "in the same steps", "ms a step", "in the same time")
     rows: list[tuple[str, ...]] = [header]
     for recipe in design.recipes:
-        bits = fmean(fmean(row) for row in design.table(lambda one: outcomes[one].bits, recipe))
-        time = fmean(fmean(row) for row in design.table(lambda one: outcomes[one].milliseconds, recipe))
-        found = differences.get(recipe)
-        same = percent(found.bits) if found else ""
-        equal = percent(found.equal_time) if found else ""
+        bits = fmean(fmean(row) for row in design.table(lambda training: outcomes[training].bits, recipe))
+        time = fmean(
+            fmean(row) for row in design.table(lambda training: outcomes[training].milliseconds, recipe)
+        )
+        measured = differences.get(recipe)
+        same = percent(measured.bits) if measured else ""
+        equal = percent(measured.equal_time) if measured else ""
         rows.append((recipe.variant.name, f"{bits:.4f}", same, f"{time:.1f}", equal))
     return rows
 
@@ -155,23 +159,23 @@ def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
     changes = [change(design, outcomes, recipe) for recipe in design.recipes[1:]]
     names = [recipe.variant.name for recipe in design.recipes]
     rows: list[tuple[str, ...]] = [("text, in the same steps", *names)]
-    of_base = design.table(lambda one: outcomes[one].bits, design.base)
+    of_base = design.table(lambda training: outcomes[training].bits, design.base)
     for number, text in enumerate(design.texts):
-        means = [percent(fmean(found.bits[number])) if found else "diverged" for found in changes]
+        means = [percent(fmean(each.bits[number])) if each else "diverged" for each in changes]
         rows.append((text.name, f"{fmean(of_base[number]):.4f}", *means))
     return rows
 
 
-def verdict(name: str, base: str, found: Difference | None, seeds: int) -> list[str]:
+def verdict(name: str, base: str, difference: Difference | None, seeds: int) -> list[str]:
     """Return lines that state what the numbers show about a variant."""
-    if found is None:
+    if difference is None:
         return [f"{name} diverged: its loss is no number"]
-    in_time = _better(found.equal_time, seeds)
-    if found.time.half > _UNSTEADY:
-        in_time = f"nothing can be said, a step took {percent(found.time)}: is the machine busy?"
+    in_time = _better(difference.equal_time, seeds)
+    if difference.time.half > _UNSTEADY:
+        in_time = f"nothing can be said, a step took {percent(difference.time)}: is the machine busy?"
     return [
         f"{name} beside {base}",
-        f"  in the same steps: {_better(found.bits, seeds)}",
+        f"  in the same steps: {_better(difference.bits, seeds)}",
         f"  in the same time: {in_time}",
     ]
 
@@ -180,15 +184,15 @@ def as_json(design: Design, outcomes: Outcomes) -> dict[str, Any]:
     """Return the result for JSON: every run, and the differences as fractions with their intervals."""
     variants = []
     for recipe in design.recipes:
-        found = None if recipe is design.base else difference(design, outcomes, recipe)
+        measured = None if recipe is design.base else difference(design, outcomes, recipe)
         variants.append(
             {
                 "name": recipe.variant.name,
                 "words": list(recipe.variant.words),
                 "source": str(recipe.variant.source),
-                "same_steps": _fractions(found.bits) if found else None,
-                "milliseconds": _fractions(found.time) if found else None,
-                "same_time": _fractions(found.equal_time) if found else None,
+                "same_steps": _fractions(measured.bits) if measured else None,
+                "milliseconds": _fractions(measured.time) if measured else None,
+                "same_time": _fractions(measured.equal_time) if measured else None,
             }
         )
     return {

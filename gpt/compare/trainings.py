@@ -55,8 +55,8 @@ class Text:
             return []
         pattern = f"{escape(self.corpus)}/**" if os.path.isdir(self.corpus) else self.corpus
         names = [self.corpus] if os.path.isfile(self.corpus) else glob(pattern, recursive=True)
-        found = [os.stat(name) for name in sorted(names) if os.path.isfile(name)]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in found]
+        stats = [os.stat(name) for name in sorted(names) if os.path.isfile(name)]
+        return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def digest(*values: object) -> str:
 @cache
 def source_digest(source: Path) -> str:
     """Return a hash of the package in this folder."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted((source / "gpt").rglob("*")):
         if path.suffix in _SOURCE_FILES and path.is_file():
-            found.update(f"{path.relative_to(source).as_posix()}\0".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            digest.update(f"{path.relative_to(source).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

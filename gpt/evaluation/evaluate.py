@@ -77,12 +77,12 @@ def score_text(
     counts = prepared.counts[part]
     if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
         raise InputError(f"{data} has no text to score in its split {part}")
-    found = []
+    scores = []
     with progress(f"scoring {data}", counts.scored_bytes) as advance:
-        for one in score_windows(model, prepared, part):
-            found.append(one)
-            advance(int(one[1].sum()))
-    nats, sizes = map(np.concatenate, zip(*found, strict=True))
+        for score in score_windows(model, prepared, part):
+            scores.append(score)
+            advance(int(score[1].sum()))
+    nats, sizes = map(np.concatenate, zip(*scores, strict=True))
     per_token = float(nats.sum()) / counts.scored_tokens
     bits, error = bits_per_byte(nats, sizes)
     return {

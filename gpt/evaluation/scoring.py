@@ -70,8 +70,8 @@ def score_windows(
 def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Count the bytes of text in each row of targets, (B, T) on the CPU -> (B,)."""
     ids = targets.numpy()
-    found: NDArray[np.int64] = np.where(ids == IGNORE_INDEX, 0, byte_lengths[ids]).sum(axis=1)
-    return found
+    sizes: NDArray[np.int64] = np.where(ids == IGNORE_INDEX, 0, byte_lengths[ids]).sum(axis=1)
+    return sizes
 
 
 @torch.inference_mode()

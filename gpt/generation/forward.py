@@ -60,9 +60,11 @@ class Forward:
         self.model = model
         self.cached = cached
         # A suitable cache has the device and type of this tensor.
-        self.like = next(one.detach() for one in model.parameters() if one.is_floating_point())
+        self.like = next(
+            parameter.detach() for parameter in model.parameters() if parameter.is_floating_point()
+        )
         # A model that is compiled for training would be compiled again for each length of a text.
-        self._is_compiled = any(one._compiled_call_impl for one in model.modules())
+        self._is_compiled = any(module._compiled_call_impl for module in model.modules())
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
         """The logits (R, V) of the scored tokens. The reads must be of adjacent rows."""

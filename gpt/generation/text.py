@@ -52,10 +52,10 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [index for index in map(text.find, self.stop) if index >= 0]
-        self.stopped = bool(found)
+        starts = [index for index in map(text.find, self.stop) if index >= 0]
+        self.stopped = bool(starts)
         # Numbers of characters at the end that may be the beginning of a stop string.
-        held = [n for one in self.stop for n in range(len(one)) if text.endswith(one[:n])]
-        known = min(found) if found else len(text) - max(held, default=0)
-        self._held = "" if found else text[known:]
+        held = [n for stop in self.stop for n in range(len(stop)) if text.endswith(stop[:n])]
+        known = min(starts) if starts else len(text) - max(held, default=0)
+        self._held = "" if starts else text[known:]
         return text[:known]

@@ -322,7 +322,7 @@ class _Answer:
         return {**choice, "delta" if self.form.stream else "message": {**role, "content": text}}
 
     def _usage(self) -> dict[str, int]:
-        read = sum(one.prompt_tokens for one in self.handle.requests)
+        read = sum(request.prompt_tokens for request in self.handle.requests)
         written = self.new_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

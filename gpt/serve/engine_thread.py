@@ -30,7 +30,7 @@ class Handle:
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
         self.samples: list[Sample] = []
-        self.unread = sum(one.samples for one in requests)
+        self.unread = sum(request.samples for request in requests)
         self._steps: asyncio.Queue[list[Piece] | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 

@@ -38,9 +38,9 @@ class History:
 
         The loss is in nats per token, of the training batch at this step.
         """
-        found = snapshots_of(self.run)
-        train = [(step, loss) for step, loss, _ in found if math.isfinite(loss)]
-        return {"snapshots": [step for step, _, _ in found], "train": train}
+        snapshots = snapshots_of(self.run)
+        train = [(step, loss) for step, loss, _ in snapshots if math.isfinite(loss)]
+        return {"snapshots": [step for step, _, _ in snapshots], "train": train}
 
     async def engine(self, step: int | None) -> EngineThread:
         """The engine of the snapshot at a step, or of the served model for None.
@@ -51,7 +51,7 @@ class History:
         if step is None:
             return self.own
         async with self._one_at_a_time:
-            file = next((file for one, _, file in snapshots_of(self.run) if one == step), None)
+            file = next((file for saved_step, _, file in snapshots_of(self.run) if saved_step == step), None)
             if file is None:
                 raise HTTPException(404, f"there is no snapshot of step {step}")
             if file not in self.engines:

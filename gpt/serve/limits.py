@@ -60,10 +60,10 @@ def cost(requests: Sequence[generation.Request]) -> int:
     token of the answer costs one more, and one more for each alternative. Each sample costs 64 besides.
     """
     total = 0
-    for one in requests:
-        tokens = one.max_new_tokens + (one.prompt_tokens if one.echo else 0)
-        entries = 1 if one.alternatives is None else 2 + one.alternatives
-        total += one.prompt_tokens + one.samples * (64 + tokens * entries)
+    for request in requests:
+        tokens = request.max_new_tokens + (request.prompt_tokens if request.echo else 0)
+        entries = 1 if request.alternatives is None else 2 + request.alternatives
+        total += request.prompt_tokens + request.samples * (64 + tokens * entries)
     return total
 
 

@@ -60,9 +60,11 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         ends = {
-            one._arriving.when(): one
-            for one in self.connections
-            if isinstance(one, Connection) and one._arriving and not one.transport.is_closing()
+            connection._arriving.when(): connection
+            for connection in self.connections
+            if isinstance(connection, Connection)
+            and connection._arriving
+            and not connection.transport.is_closing()
         }
         if len(ends) > _ARRIVING:
             ends[min(ends)].transport.close()

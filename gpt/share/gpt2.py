@@ -36,7 +36,9 @@ def logits(config: GPTConfig, weights: Weights, tokens: Tensor) -> Tensor:
     x = weights["token_embedding.weight"][tokens] + weights["position_embedding.weight"][: tokens.shape[1]]
     for block in (f"blocks.{number}" for number in range(config.num_layers)):
         inputs = norm(x, f"{block}.attention_norm")
-        query, key, value = (heads(inputs, f"{block}.attention.W_{one}") for one in ("query", "key", "value"))
+        query = heads(inputs, f"{block}.attention.W_query")
+        key = heads(inputs, f"{block}.attention.W_key")
+        value = heads(inputs, f"{block}.attention.W_value")
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # (B, H, T, K)
         x = x + linear(attended.transpose(1, 2).flatten(2), f"{block}.attention.out_proj", width)
         inputs = norm(x, f"{block}.feed_forward_norm")

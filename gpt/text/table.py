@@ -85,19 +85,19 @@ def read_table(path: Path) -> list[bytes]:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
-        found = parse_json(path.read_text(encoding="utf-8"))
-        model = found["model"]
+        content = parse_json(path.read_text(encoding="utf-8"))
+        model = content["model"]
         changes = "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"
-        if found.get("normalizer") or any(map(model.get, changes)):
+        if content.get("normalizer") or any(map(model.get, changes)):
             raise InputError("it changes texts before encoding them: they would not come back")
-        special = {token["content"] for token in found.get("added_tokens", [])}
+        special = {token["content"] for token in content.get("added_tokens", [])}
         vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
         if sorted(vocabulary.values()) != [*range(len(vocabulary))]:
             raise InputError("the ids of its tokens are not numbered from 0 on, special tokens after them")
         tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         listed = [(unspell(first), unspell(second)) for first, second in pairs]
-        if _BYTE_LEVEL | found["pre_tokenizer"] | {"trim_offsets": True} != _BYTE_LEVEL:
+        if _BYTE_LEVEL | content["pre_tokenizer"] | {"trim_offsets": True} != _BYTE_LEVEL:
             raise InputError("it cuts text into other words than GPT-2")
         check_table(tokens)
         if listed != merges(tokens):

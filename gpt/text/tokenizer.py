@@ -169,7 +169,9 @@ class Tokenizer:
         tokens = self._sorted
         following = tokens[bisect_left(tokens, beginning) :]
         return tuple(
-            sorted(self.ranks[token] for token in takewhile(lambda one: one.startswith(beginning), following))
+            sorted(
+                self.ranks[token] for token in takewhile(lambda token: token.startswith(beginning), following)
+            )
         )
 
     @property
@@ -180,8 +182,8 @@ class Tokenizer:
 
 def last_word(text: str) -> str:
     """The end of a text whose tokens may change when more text follows. It has at most 65 characters."""
-    found = _LAST_WORD.search(whole_characters(text)[-_LONGEST_WORD:])
-    return found[0] if found else ""
+    word = _LAST_WORD.search(whole_characters(text)[-_LONGEST_WORD:])
+    return word[0] if word else ""
 
 
 def check_size(tokens: int) -> None:

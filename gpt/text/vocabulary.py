@@ -38,9 +38,9 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
         return Learned(vocab_size)
     if name == "gpt2":
         return Tokenizer()
-    if found := re.fullmatch(r"(gpt2|learn):(\d{1,9})", name):
-        size = int(found[2])
-        return Tokenizer("gpt2", size) if found[1] == "gpt2" else Learned(size)
+    if match := re.fullmatch(r"(gpt2|learn):(\d{1,9})", name):
+        size = int(match[2])
+        return Tokenizer("gpt2", size) if match[1] == "gpt2" else Learned(size)
     if not os.path.isfile(name):
         raise InputError(
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn, learn:SIZE "

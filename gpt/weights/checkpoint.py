@@ -245,8 +245,8 @@ def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     """Return a run's checkpoints, newest first; those with unreadable headers come before or after all."""
     orders = _orders(run)
     # Two names of one file are ordered by name, independent of the folder's order: `last` before `best`.
-    found = sorted(orders, key=lambda path: (orders[path], path.name), reverse=True)
-    return sorted(found, key=lambda path: orders[path] != _BROKEN) if broken_first else found
+    newest_first = sorted(orders, key=lambda path: (orders[path], path.name), reverse=True)
+    return sorted(newest_first, key=lambda path: orders[path] != _BROKEN) if broken_first else newest_first
 
 
 def newest_text(run: Path) -> str:
@@ -260,8 +260,8 @@ def newest_text(run: Path) -> str:
 
 def newest_run() -> Path | None:
     """Return the run in `runs/` with the newest checkpoint by the saved times; None if there is none."""
-    found = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
-    return max(found)[1] if found else None
+    saved = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
+    return max(saved)[1] if saved else None
 
 
 def order_of(path: Path) -> Order:
@@ -287,16 +287,18 @@ def next_session(run: Path) -> int:
 def snapshots_of(run: Path) -> list[Snapshot]:
     """Return the snapshots of a run in the order of their steps."""
     name = re.compile(r"step-(\d{1,15})-loss-(\d+\.\d+|nan|inf)\.safetensors")
-    found = [(name.fullmatch(path.name), path) for path in run.glob(f"snapshots/*{SUFFIX}") if path.is_file()]
-    return sorted((int(match[1]), float(match[2]), path) for match, path in found if match)
+    matches = [
+        (name.fullmatch(path.name), path) for path in run.glob(f"snapshots/*{SUFFIX}") if path.is_file()
+    ]
+    return sorted((int(match[1]), float(match[2]), path) for match, path in matches if match)
 
 
-def most_crowded(found: list[Snapshot]) -> int:
+def most_crowded(snapshots: list[Snapshot]) -> int:
     """Return the index of the snapshot with the closest neighbours, by ratio of steps; never an end.
 
     There have to be at least three snapshots.
     """
-    gaps = [after[0] / before[0] for before, after in zip(found, found[2:], strict=False)]
+    gaps = [after[0] / before[0] for before, after in zip(snapshots, snapshots[2:], strict=False)]
     return 1 + gaps.index(min(gaps))
 
 
@@ -308,13 +310,13 @@ def run_of(checkpoint: Path) -> Path | None:
 
 def _orders(run: Path) -> dict[Path, Order]:
     """Return the order of each checkpoint of a run."""
-    found = {}
+    orders = {}
     for path in run.glob(f"checkpoints/*{SUFFIX}"):
         if path.is_file():
-            found[path] = _BROKEN
+            orders[path] = _BROKEN
             with suppress(ValueError, OSError):
-                found[path] = order_of(path)
-    return found
+                orders[path] = order_of(path)
+    return orders
 
 
 @contextmanager

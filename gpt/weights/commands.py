@@ -82,11 +82,11 @@ def export_folder(
 
 def _card(stored: StoredModel, path: Path, name: str) -> str:
     """Return a model's README.md for the hub: its shape, its training text's name and its run's results."""
-    told = stored.config.to_dict()
+    facts = stored.config.to_dict()
     run = run_of(path)
     if run and (run / "summary.json").is_file():
-        told |= read_json(run / "summary.json")
-    rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in told.items())
+        facts |= read_json(run / "summary.json")
+    rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in facts.items())
     return readable(_CARD.format(name) + rows)  # names of folders and texts may not be UTF-8
 
 

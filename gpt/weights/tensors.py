@@ -77,15 +77,15 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], Weights]:
         if isinstance(error, OSError) and error.filename is not None:  # the file could not be opened
             raise
         raise InputError("not a file of tensors as PyTorch 1.6 and later save them, or broken") from None
-    found = saved
+    state = saved
     for name in ("model", "model_state_dict"):
-        found = found.get(name, found) if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        state = state.get(name, state) if isinstance(state, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError("expected a dictionary of tensors")
     # Names may share a tensor, as with a tied head, but then a small file could claim a huge model.
-    if sum(tensor.nbytes for tensor in found.values()) > 2 * path.stat().st_size:
+    if sum(tensor.nbytes for tensor in state.values()) > 2 * path.stat().st_size:
         raise InputError("its tensors are larger than the file")
-    return saved, {str(name).removeprefix("_orig_mod."): tensor for name, tensor in found.items()}
+    return saved, {str(name).removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
 
 
 def _check_archive(path: Path) -> None:
