@@ -22,6 +22,17 @@ const slider = document.getElementById("moment");
 slider.value = arguments[0];
 slider.dispatchEvent(new Event("input"));
 """
+# Leaves the curve, the slider and the text, in a size that can be read.
+ONLY_TRAINING = """
+const hide = (element) => { element.style.display = "none"; };
+document.querySelectorAll(".settings, header, #legend, #empty").forEach(hide);
+hide(document.getElementById("prompt").closest("section"));
+document.querySelector("main").style.gridTemplateColumns = "1fr";
+document.getElementById("curve").style.height = "60px";
+document.getElementById("text").style.fontSize = "17px";
+"""
+FRAME_MS = 3000
+"""How long a frame of the animation is shown: long enough to read its text."""
 SHORT = """
 const slider = document.getElementById("max_tokens");
 slider.value = 64;
@@ -56,7 +67,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs"), help="the folder for the picture")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as profile:
-        browser = open_page(options.address, profile, 800 if options.slider else 1100, 900)
+        browser = open_page(options.address, profile, *((800, 450) if options.slider else (1100, 900)))
         try:
             browser.find_element("id", "prompt").send_keys(options.prompt)
             if options.slider:
@@ -71,16 +82,16 @@ def record(browser: Any, path: Path) -> None:
     """Write an animation of the slider."""
     from PIL import Image
 
-    browser.execute_script("document.querySelector('.settings').style.display = 'none'")
-    browser.execute_script("document.querySelector('main').style.gridTemplateColumns = '1fr'")
+    browser.execute_script(ONLY_TRAINING)
+    browser.execute_script(SHORT)
     wait(browser.find_element("id", "training").is_displayed)
     frames = []
-    for place in range(int(browser.find_element("id", "moment").get_property("max"))):
+    for place in range(int(browser.find_element("id", "moment").get_property("max")) + 1):
         browser.execute_script(SLIDE, place)
         time.sleep(0.2)
         wait(browser.find_element("id", "generate").is_enabled)
         frames.append(Image.open(io.BytesIO(browser.get_screenshot_as_png())).quantize(64))
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=1500, loop=0, optimize=True)
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=FRAME_MS, loop=0, optimize=True)
 
 
 def picture(browser: Any, path: Path) -> None:
