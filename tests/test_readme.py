@@ -62,6 +62,9 @@ def folder(tmp_path_factory) -> Path:
     (folder / "my-text.txt").write_text(text, encoding="utf-8")
     rows = (json.dumps({"prompt": f"Say {n}", "completion": f"{n}!"}) + "\n" for n in range(60))
     (folder / "my-examples.jsonl").write_text("".join(rows), encoding="utf-8")
+    labels = ("positive", "negative")
+    reviews = (json.dumps({"prompt": f"Film {n}", "completion": labels[n % 2]}) + "\n" for n in range(60))
+    (folder / "reviews.jsonl").write_text("".join(reviews), encoding="utf-8")
     (folder / "bin").mkdir()
     for name, script in (("gpt", SHIM), ("python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')):
         (folder / "bin" / name).write_text(script, encoding="utf-8")
