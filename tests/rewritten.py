@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gpt.weights.checkpoint import _checksum, read, write
+from gpt.weights.checkpoint import _checksum, _sums, read, write
 
 
 def rewritten(
@@ -43,7 +43,7 @@ def retold(path: Path | str, to: Path | str, old: str, new: str, **texts: str) -
     for name in ("model", "run"):
         told[name] = told[name].replace(old, new)
     told |= texts
-    told["checksum"] = _checksum(load_file(path), told)
+    told["checksum"] = _checksum(told, _sums(load_file(path)))
     changed = json.dumps(header).encode()
     changed += b" " * (-len(changed) % 8)
     to.write_bytes(len(changed).to_bytes(8, "little") + changed + data[end:])

@@ -6,13 +6,14 @@ The tensors, and who reads them:
 - `optimizer/WEIGHT/STATE`: `load_optimizer` of `gpt/run/checkpoint.py`, to resume
 - `random/PROCESS/DEVICE` and `random/PROCESS/losses`: `on_train_start` of `gpt/run/loop.py`, to resume
 
-The header's metadata has four texts:
+The header's metadata has five texts:
 
 - `version`, the number of this format
 - `model`, a `ModelPart`, all that is needed to use the weights: `gpt/weights/load.py`, for every command
 - `run`, a `RunPart`, the state of the run, which a snapshot lacks: `gpt/run/start.py`, to resume;
   `gpt/run/listing.py`, for `gpt runs`
-- `checksum`, of these texts and all tensors: `read`
+- `sums`, the CRC-32 of each tensor: `read_model` checks the weights by it and reads no optimizer's state
+- `checksum`, of all these texts: every reader
 
 The file contains no code, and any program that reads safetensors can open it.
 
@@ -31,13 +32,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from gpt.config import GPTConfig
@@ -173,7 +173,7 @@ class Checkpoint:
     @property
     def weights(self) -> Weights:
         """The trained weights (with adapters, only the adapters), without the temperature."""
-        return {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
+        return {name: tensor for name, tensor in self.tensors.items() if not _is_state(name)}
 
     @property
     def adapters(self) -> AdapterPart | None:
@@ -195,20 +195,44 @@ class Checkpoint:
 
 
 def read(path: StrPath) -> Checkpoint:
-    """Read the checkpoint or snapshot at `path`; InputError if it is none or damaged."""
-    path = Path(path)
+    """Read the checkpoint or snapshot at `path`; InputError if it is none, or if any part is damaged."""
+    return _read(Path(path), with_state=True)
+
+
+def read_model(path: StrPath) -> Checkpoint:
+    """Read the checkpoint at `path` as if it was a snapshot: without the state for resuming.
+
+    The optimizer's state is twice as large as the weights; it is neither read nor checked.
+    """
+    return replace(_read(Path(path), with_state=False), run=None)
+
+
+def _read(path: Path, with_state: bool) -> Checkpoint:
     with _opened(path) as name:
         texts = _metadata(path, name)
         try:
-            tensors = load_file(name)
-            if texts.get("checksum") != _checksum(tensors, texts):
-                raise InputError("its contents are not those of its checksum")
+            tensors = _intact_tensors(name, texts, with_state)
             model, run, unknown = _parts(texts)
         except OSError:
             raise
         except Exception as error:  # a damaged file can raise anything
             raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
     return Checkpoint(path=path, tensors=tensors, model=model, run=run, unknown=unknown)
+
+
+def _intact_tensors(name: str, texts: Mapping[str, str], with_state: bool) -> Weights:
+    """Map all tensors, or only the weights, into memory; InputError unless they have their checksums."""
+    with safe_open(name, "pt") as file:
+        names = sorted(file.keys())
+        # Files of earlier versions have no `sums`, so all tensors are needed to know the checksum.
+        needed = [name for name in names if with_state or "sums" not in texts or not _is_state(name)]
+        tensors = {name: file.get_tensor(name) for name in needed}
+    actual = _sums(tensors)
+    expected = dict(zip(names, parse_json(texts["sums"]), strict=True)) if "sums" in texts else actual
+    is_intact = all(actual[name] == expected[name] for name in needed)
+    if not is_intact or texts.get("checksum") != _checksum(texts, expected):
+        raise InputError("its contents are not those of its checksum")
+    return {name: tensor for name, tensor in tensors.items() if with_state or not _is_state(name)}
 
 
 def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run: RunPart | None) -> None:
@@ -220,7 +244,9 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
     if run is not None:
         texts["run"] = _text(run)
     weights = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    texts["checksum"] = _checksum(weights, texts)
+    sums = _sums(weights)
+    texts["sums"] = json.dumps(list(sums.values()), separators=(",", ":"))
+    texts["checksum"] = _checksum(texts, sums)
     header: dict[str, object] = {"__metadata__": texts}
     largest_first = sorted(weights.items(), key=lambda item: (-item[1].element_size(), item[0]))
     end = 0
@@ -377,18 +403,25 @@ def _text(part: ModelPart | RunPart) -> str:
     return json.dumps(as_dict(part), allow_nan=False, separators=(",", ":"))
 
 
-def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """Return a checksum of the texts and of all tensors' names and CRC-32, which all cores compute."""
-    names = sorted(tensors)
-    with ThreadPoolExecutor() as pool:
-        sums = list(pool.map(_crc, (tensors[name] for name in names)))
-    parts = [texts.get("model"), texts.get("run"), names, sums]
-    parts += [texts["version"]] if "version" in texts else []
+def _is_state(name: str) -> bool:
+    """Whether a tensor is part of the state for resuming, and none of the weights."""
+    return "/" in name
+
+
+def _checksum(texts: Mapping[str, str], sums: Mapping[str, int]) -> str:
+    """Return a checksum of a header: of its texts, and of all tensors' names and CRC-32."""
+    names = sorted(sums)
+    parts = [texts.get("model"), texts.get("run"), names, [sums[name] for name in names]]
+    if "version" in texts:
+        parts.append(texts["version"])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _crc(tensor: Tensor) -> int:
-    return zlib.crc32(_bytes(tensor))
+def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the CRC-32 of each tensor, in the order of the names. All cores compute them."""
+    names = sorted(tensors)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(zlib.crc32, (_bytes(tensors[name]) for name in names)), strict=True))
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -19,7 +19,15 @@ from gpt.plain import build, is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.checkpoint import RUNS, SUFFIX, Checkpoint, checkpoints_of, newest_run, read, snapshots_of
+from gpt.weights.checkpoint import (
+    RUNS,
+    SUFFIX,
+    Checkpoint,
+    checkpoints_of,
+    newest_run,
+    read_model,
+    snapshots_of,
+)
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
@@ -223,7 +231,7 @@ def read_weights(path: StrPath | None) -> StoredModel:
     for name in ("ckpt.pt", "model.pth"):  # usual names in other programs' folders
         if (path / name).is_file():
             path = path / name
-    checkpoint = read(path) if path.suffix == SUFFIX else None
+    checkpoint = read_model(path) if path.suffix == SUFFIX else None
     try:
         if checkpoint is not None:
             return _from_checkpoint(checkpoint)

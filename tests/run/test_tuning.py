@@ -71,7 +71,7 @@ def test_a_resumed_run_and_a_further_one_keep_the_template(capsys):
     options += ["--model.config.context_length", "32", "--trainer.logger", "csv"]
     assert main(["fit", "--config", "chat", *options, "--trainer.max_steps", "2", "--run", "further"]) == 0
     assert load_with_template("runs/further")[2] == TEMPLATE
-    assert "next: gpt generate --checkpoint runs/further --interactive" in capsys.readouterr().out
+    assert "next     gpt generate --checkpoint runs/further --interactive" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,12 +1,22 @@
-"""Which checkpoint is the newest, whatever the clocks say."""
+"""Which checkpoint is the newest, whatever the clocks say, and whether one is intact."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpt.weights.checkpoint import ModelPart, RunPart, checkpoints_of, newest_run, next_session
+from gpt.errors import InputError
+from gpt.weights.checkpoint import (
+    ModelPart,
+    RunPart,
+    checkpoints_of,
+    newest_run,
+    next_session,
+    read,
+    read_model,
+)
 from gpt.weights.checkpoint import write as write_checkpoint
 from gpt.weights.load import find
 
@@ -56,3 +66,68 @@ def test_a_broken_file_is_listed_first_but_makes_no_run_the_newest(save):
     assert checkpoints_of(Path("runs/b")) == [broken, intact]
     assert checkpoints_of(Path("runs/b"), broken_first=False) == [intact, broken]
     assert newest_run() == Path("runs/a")
+
+
+WEIGHT = "final_norm.weight"
+MOMENT = "optimizer/final_norm.weight/exp_avg"
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    path = tmp_path / "last.safetensors"
+    tensors = {WEIGHT: torch.full((4,), 1.5), MOMENT: torch.full((4,), 2.5)}
+    with path.open("wb") as file:
+        model = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
+        write_checkpoint(file, tensors, model, RunPart(step=1, total=1))
+    return path
+
+
+def damage(path: Path, value: float) -> None:
+    """Change a byte of the tensor that has this value."""
+    data = path.read_bytes()
+    stored = torch.full((4,), value).numpy().tobytes()
+    assert data.count(stored) == 1
+    path.write_bytes(data.replace(stored, stored[:-1] + b"A"))
+
+
+def test_a_damaged_weight_is_refused_by_everyone(checkpoint):
+    damage(checkpoint, 1.5)
+    for reader in (read, read_model):
+        with pytest.raises(InputError, match="damaged: its contents are not those of its checksum"):
+            reader(checkpoint)
+
+
+def test_a_damaged_moment_is_refused_only_where_the_run_would_continue_with_it(checkpoint):
+    damage(checkpoint, 2.5)
+    model = read_model(checkpoint)
+    assert model.tensors.keys() == {WEIGHT} and model.run is None
+    assert model.weights[WEIGHT].tolist() == [1.5] * 4
+    with pytest.raises(InputError, match="damaged: its contents are not those of its checksum"):
+        read(checkpoint)
+
+
+@pytest.mark.parametrize("sums", ["[0,0]", "[]", "{", "[null,1]"])
+def test_other_sums_in_the_header_are_refused(checkpoint, sums):
+    written = checkpoint.read_bytes()
+    length = int.from_bytes(written[:8], "little")
+    header = json.loads(written[8 : 8 + length])
+    header["__metadata__"]["sums"] = sums
+    text = json.dumps(header).encode()
+    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + written[8 + length :])
+    for reader in (read, read_model):
+        with pytest.raises(InputError, match="is damaged"):
+            reader(checkpoint)
+
+
+def test_a_file_without_sums_as_earlier_versions_wrote_it_is_checked_as_a_whole(checkpoint):
+    written = checkpoint.read_bytes()
+    length = int.from_bytes(written[:8], "little")
+    header = json.loads(written[8 : 8 + length])
+    del header["__metadata__"]["sums"]
+    text = json.dumps(header).encode()
+    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + written[8 + length :])
+    assert read(checkpoint).tensors.keys() == {WEIGHT, MOMENT}
+    assert read_model(checkpoint).tensors.keys() == {WEIGHT}
+    damage(checkpoint, 2.5)
+    with pytest.raises(InputError, match="damaged"):
+        read_model(checkpoint)
