@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from gpt.cores import limit_threads
 from gpt.errors import InputError
 from gpt.home import ensure_home
-from gpt.plain import kind_in_words, shown, values_in, with_first
+from gpt.plain import check_option, values_in, with_first
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -146,17 +146,11 @@ def _check_names(arguments: list[str], function: Callable[..., object]) -> None:
 
 def _check_values(arguments: list[str], parser: "ArgumentParser", function: Callable[..., object]) -> None:
     """Raise InputError for the first option whose value is of another type."""
-    import jsonargparse
-
     hints = get_type_hints(function)
     for option, value in values_in(arguments):
         kind, several = _kind_of(hints.get(option, str))
-        if kind is _text or several:
-            continue
-        try:
-            parser.parse_object({option: value}, defaults=False)
-        except jsonargparse.ArgumentError:
-            raise InputError(f"--{option}: expected {kind_in_words(kind)}, got {shown(value)}") from None
+        if kind is not _text and not several:
+            check_option(parser, option, value, kind)
 
 
 def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":

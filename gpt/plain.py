@@ -11,9 +11,12 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from gpt.errors import InputError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 T = TypeVar("T")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -127,6 +130,19 @@ def values_in(arguments: list[str]) -> Iterator[tuple[str, str]]:
 def kind_in_words(kind: Any) -> str:
     """Return an option's type as text, such as `int` or `one of 'cpu', 'cuda'`."""
     return re.sub(r"(Optional\[)?Literal\[(.+?)\]+", r"one of \2", inspect.formatannotation(kind))
+
+
+def check_option(parser: "ArgumentParser", name: str, value: Any, kind: Any) -> None:
+    """Raise InputError if an option, of a dotted name and this type, cannot have this value."""
+    from jsonargparse import ArgumentError
+
+    nested = value
+    for part in reversed(name.split(".")):
+        nested = {part: nested}
+    try:
+        parser.parse_object(nested, defaults=False)
+    except ArgumentError:
+        raise InputError(f"--{name}: expected {kind_in_words(kind)}, got {shown(value)}") from None
 
 
 def _finite(text: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 
 from gpt.cores import cores
 from gpt.data.corpus import Corpus
@@ -16,7 +16,7 @@ from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
 from gpt.pictures.runs import short
-from gpt.plain import seconds_of, with_first
+from gpt.plain import check_option, seconds_of, values_in, with_first
 from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
@@ -95,7 +95,14 @@ def plan(arguments: list[str]) -> None:
     for name, kind in _PLANNED_AROUND.items():
         parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
     parser.set_defaults({"data.corpus": "python-docs"})
-    options = vars(parser.parse_args(with_first(arguments[1:], "data.corpus")).as_flat())
+    words = with_first(arguments[1:], "data.corpus")
+    try:
+        options = vars(parser.parse_args(words).as_flat())
+    except ArgumentError:
+        for name, value in values_in(words):
+            if name in _PLANNED_AROUND:
+                check_option(parser, name, value, _PLANNED_AROUND[name])
+        raise
     given = {name: value for name, value in options.items() if value is not None}
     times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
     reading = Reading(

@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import kind_in_words, parse_yaml, shown, values_in, with_first
+from gpt.plain import check_option, parse_yaml, values_in, with_first
 from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # option values by dotted name, such as "data.batch_size"
@@ -53,7 +53,7 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
     except ArgumentError:
         for name, value in values_in(arguments):
             if name in OPTIONS:
-                _check_value(name, value)
+                check_option(_parser("fit"), name, value, OPTIONS[name].kind)
         raise  # an option has no value, or a value has no option
     files = Values()
     for config in own.get("config", []):
@@ -71,7 +71,7 @@ def typed(values: Values) -> Values:
         return vars(_parser("fit").parse_object(values, defaults=False).as_flat())
     except ArgumentError:
         for name, value in flat.items():
-            _check_value(name, value)
+            check_option(_parser("fit"), name, value, OPTIONS[name].kind)
         raise
 
 
@@ -134,18 +134,6 @@ def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
-
-
-def _check_value(name: str, value: Any) -> None:
-    """Raise InputError if an option cannot have this value."""
-    nested = value
-    for part in reversed(name.split(".")):
-        nested = {part: nested}
-    try:
-        _parser("fit").parse_object(nested, defaults=False)
-    except ArgumentError:
-        kind = kind_in_words(OPTIONS[name].kind)
-        raise InputError(f"--{name}: expected {kind}, got {shown(value)}") from None
 
 
 @cache

@@ -198,7 +198,7 @@ def test_nothing_is_planned_around_zero(place, capsys):
 
 def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(capsys):
     assert main(["plan", "--model.config.dropout", "x"]) == 2
-    line = "gpt plan: --model.config.dropout: expected float. Got value: x (see 'gpt plan --help')\n"
+    line = "gpt plan: --model.config.dropout: expected float, got 'x'\n"
     assert capsys.readouterr().err == line
 
 

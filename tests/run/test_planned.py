@@ -26,7 +26,7 @@ def test_a_planned_run_resumes_exactly_and_its_config_repeats_it(workplace, monk
     Path("text.txt").write_text("".join(f"{n * n} is the square of {n}.\n" for n in range(9000)), "utf-8")
     kept = ["--checkpoint_every", "10", "--keep_checkpoints", "99"]
     assert main(["fit", *SMALL, *kept, "--minutes", "20s", "--run", "whole"]) == 0
-    assert "bits per byte in " in capsys.readouterr().err
+    assert " bits per byte of held-out text" in capsys.readouterr().err
     summary = json.loads(Path("runs/whole/summary.json").read_text("utf-8"))
     assert summary["reached"]["seconds"] < 20.5 and summary["reached"]["steps"] == summary["steps"]
     steps = sorted(read(path).run.step for path in Path("runs/whole/checkpoints").glob("step-*"))
