@@ -125,12 +125,15 @@ def test_a_resume_from_an_earlier_checkpoint_first_writes_that_as_the_newest(min
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_whole(mine, monkeypatch):
     other = rewritten(LAST, "other.safetensors", run={"step": 7}, tensors={"final_norm.bias": torch.ones(32)})
 
-    def replaced(name, load=gpt.weights.checkpoint.load_file):
-        if other.exists():
-            os.replace(other, LAST)
-        return load(name)
+    opened = []
 
-    monkeypatch.setattr(gpt.weights.checkpoint, "load_file", replaced)
+    def replaced(name, framework, safe_open=gpt.weights.checkpoint.safe_open):
+        opened.append(name)
+        if len(opened) == 2:  # the header was read, the tensors were not
+            os.replace(other, LAST)
+        return safe_open(name, framework)
+
+    monkeypatch.setattr(gpt.weights.checkpoint, "safe_open", replaced)
     assert read(LAST).run.step == 2
     assert read(LAST).run.step == 7
 
