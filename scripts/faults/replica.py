@@ -39,4 +39,7 @@ if __name__ == "__main__":
     distributed.DDPStrategy = partial(  # type: ignore[misc, assignment]
         Reporting, Path(report), process_group_backend=backend
     )
-    sys.exit(main(arguments))
+    status = main(arguments)
+    if torch.distributed.is_initialized():  # its threads must not outlive the interpreter: that can abort
+        torch.distributed.destroy_process_group()
+    sys.exit(status)
