@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from gpt.cores import limit_threads
 from gpt.errors import InputError
 from gpt.home import ensure_home
-from gpt.plain import check_option, values_in, with_first
+from gpt.plain import check_options, with_first
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -146,11 +146,9 @@ def _check_names(arguments: list[str], function: Callable[..., object]) -> None:
 
 def _check_values(arguments: list[str], parser: "ArgumentParser", function: Callable[..., object]) -> None:
     """Raise InputError for the first option whose value is of another type."""
-    hints = get_type_hints(function)
-    for option, value in values_in(arguments):
-        kind, several = _kind_of(hints.get(option, str))
-        if kind is not _text and not several:
-            check_option(parser, option, value, kind)
+    kinds = {option: _kind_of(hint) for option, hint in get_type_hints(function).items()}
+    typed = {option: kind for option, (kind, several) in kinds.items() if kind is not _text and not several}
+    check_options(parser, arguments, typed)
 
 
 def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":

@@ -145,6 +145,13 @@ def check_option(parser: "ArgumentParser", name: str, value: Any, kind: Any) -> 
         raise InputError(f"--{name}: expected {kind_in_words(kind)}, got {shown(value)}") from None
 
 
+def check_options(parser: "ArgumentParser", arguments: list[str], kinds: Mapping[str, Any]) -> None:
+    """Raise InputError for the first option in a command line whose value is not of its type."""
+    for name, value in values_in(arguments):
+        if name in kinds:
+            check_option(parser, name, value, kinds[name])
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):

@@ -16,7 +16,7 @@ from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
 from gpt.pictures.runs import short
-from gpt.plain import check_option, seconds_of, values_in, with_first
+from gpt.plain import check_options, seconds_of, with_first
 from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
@@ -99,9 +99,7 @@ def plan(arguments: list[str]) -> None:
     try:
         options = vars(parser.parse_args(words).as_flat())
     except ArgumentError:
-        for name, value in values_in(words):
-            if name in _PLANNED_AROUND:
-                check_option(parser, name, value, _PLANNED_AROUND[name])
+        check_options(parser, words, _PLANNED_AROUND)
         raise
     given = {name: value for name, value in options.items() if value is not None}
     times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})

@@ -20,7 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
 from gpt.errors import InputError
 from gpt.files import shipped
-from gpt.plain import check_option, parse_yaml, values_in, with_first
+from gpt.plain import check_option, check_options, parse_yaml, with_first
 from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # option values by dotted name, such as "data.batch_size"
@@ -51,9 +51,8 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
     try:
         own = vars(parser.parse_args(arguments, defaults=False).as_flat())
     except ArgumentError:
-        for name, value in values_in(arguments):
-            if name in OPTIONS:
-                check_option(_parser("fit"), name, value, OPTIONS[name].kind)
+        kinds = {name: option.kind for name, option in OPTIONS.items()}
+        check_options(_parser("fit"), arguments, kinds)
         raise  # an option has no value, or a value has no option
     files = Values()
     for config in own.get("config", []):
