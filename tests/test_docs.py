@@ -46,10 +46,15 @@ def test_the_index_of_the_log_links_every_entry():
     assert linked == {page.name for page in ROOT.glob("docs/log/*.md")} - {"index.md"}
 
 
-def rows_of_changes() -> list[tuple[str, str]]:
+def design_rows(header: str, pattern: str) -> list[tuple[str, str]]:
+    """The rows below this header in docs/design.md, matched by the pattern."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    table = text.split("| to change or add | open |")[1].split("\n\n")[0]
-    return re.findall(r"^\| (.+?) \| (.+) \|$", table, re.M)[1:]  # without the line below the header
+    table = text.split(header)[1].split("\n\n")[0]
+    return re.findall(pattern, table, re.M)[1:]  # without the line below the header
+
+
+def rows_of_changes() -> list[tuple[str, str]]:
+    return design_rows("| to change or add | open |", r"^\| (.+?) \| (.+) \|$")
 
 
 @pytest.mark.parametrize(("change", "files"), rows_of_changes())
@@ -63,9 +68,7 @@ def test_the_files_contain_the_names_beside_them(change, files):
 
 
 def rows_of_facts() -> list[tuple[str, str]]:
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    table = text.split("| fact | owner | who gets it |")[1].split("\n\n")[0]
-    return re.findall(r"^\| (.+?) \| (.+?) \|.*\|$", table, re.M)[1:]  # without the line below the header
+    return design_rows("| fact | owner | who gets it |", r"^\| (.+?) \| (.+?) \|.*\|$")
 
 
 @pytest.mark.parametrize(("fact", "owner"), rows_of_facts())
