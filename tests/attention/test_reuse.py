@@ -7,51 +7,43 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import gpt.attention
-from gpt.attention import MultiHeadAttention
 
 FOLDER = Path(gpt.attention.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 
-def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+USE = """
+import sys, torch
+before = set(sys.modules)
+sys.path.insert(0, ".")
+from mymodel.attention import MultiHeadAttention
+from mymodel.errors import InputError
 
-
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """A package of another name with a copy of the folder and of `errors.py`."""
-    shutil.copytree(FOLDER, tmp_path / "mymodel" / "attention", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(FOLDER.parent / "errors.py", tmp_path / "mymodel")
-    return tmp_path
+module = MultiHeadAttention(4, 4, 8, 0.0, 2)
+print(tuple(module(torch.zeros(1, 3, 4)).shape))
+module.new_cache(1, max_length=8)
+print(*{name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)
+try:
+    module(torch.zeros(1, 9, 4))
+except InputError as error:
+    print(error)
+"""
 
 
 @pytest.mark.slow
-def test_a_copy_in_another_package_needs_torch_alone(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(copied))
-    out = run(
-        copied,
-        *("-I", "-c"),
-        "import sys, torch; before = set(sys.modules); sys.path.insert(0, '.');"
-        "import mymodel.attention as a; from mymodel.errors import InputError;"
-        "m = a.MultiHeadAttention(4, 4, 8, 0.0, 2); print(tuple(m(torch.zeros(1, 3, 4)).shape));"
-        "print(*sorted({n.split('.')[0] for n in set(sys.modules) - before} - sys.stdlib_module_names));"
-        "m.new_cache(1, max_length=8)\n"
-        "try: m(torch.zeros(1, 9, 4))\n"
-        "except InputError as error: print(error)",
+def test_a_copy_in_another_package_needs_torch_alone(tmp_path: Path) -> None:
+    """A package of another name with the folder and `errors.py`, used where this package is not found."""
+    shutil.copytree(FOLDER, tmp_path / "mymodel" / "attention", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(FOLDER.parent / "errors.py", tmp_path / "mymodel")
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", USE], cwd=tmp_path, capture_output=True, encoding="utf-8", check=False
     )
-    shape, imported, error = out.splitlines()
+
+    assert done.returncode == 0, done.stderr
+    shape, imported, error = done.stdout.splitlines()
     assert shape == "(1, 3, 4)"
     assert set(imported.split()) - {"torch"} == {"mymodel"}
     assert error == "expected at most context_length 8 tokens, got 9"
@@ -68,10 +60,3 @@ def test_the_programs_of_the_docs_run(capsys: pytest.CaptureFixture[str]) -> Non
         exec(compile(block, "docs/attention.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert printed == ["torch.Size([2, 10, 64])"] * 2 + ["True"]
-
-
-def test_attention_over_a_context_is_exported() -> None:
-    layer = MultiHeadAttention(8, 12, 32, 0.0, 3, causal=False).eval()
-    x, context = torch.randn(2, 4, 8), torch.randn(2, 9, 8)
-    exported = torch.export.export(layer, (x,), {"context": context}).module()
-    torch.testing.assert_close(exported(x, context=context), layer(x, context=context))

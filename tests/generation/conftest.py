@@ -2,14 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import pytest
 import torch
 
 from gpt import GPT, GPTConfig
-from gpt.generation import Engine, Request, Sample, Token, build
+from gpt.generation import build
 
 
 def sharp(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
@@ -53,18 +51,3 @@ def slow_greedy(model: GPT, prompt: list[int], count: int) -> list[int]:
         with torch.no_grad():
             tokens.append(int(model(torch.tensor([tokens[start:]]))[0, -1].argmax()))
     return tokens
-
-
-class Completion(NamedTuple):
-    sample: Sample
-    tokens: list[Token]
-
-
-def complete(model: GPT, requests: Sequence[Request]) -> list[list[Completion]]:
-    """Decode requests together: what each sample of each request became, and its tokens in order."""
-    engine = Engine(model)
-    completions = [[Completion(sample, []) for sample in engine.add(request)] for request in requests]
-    tokens = {one.sample: one.tokens for some in completions for one in some}
-    for token in engine.run():
-        tokens[token.sample].append(token)
-    return completions

@@ -11,6 +11,7 @@ BYTES = Tokenizer("gpt2", vocab_size=257)
 
 @pytest.fixture
 def writer() -> GPT:
+    """A model of bytes."""
     return sharp(GPTConfig(vocab_size=257, context_length=64, emb_dim=32, num_heads=4, num_layers=2))
 
 
@@ -54,13 +55,13 @@ def test_bad_arguments_are_named(model, tokens, options, message):
 
 
 def texts(writer: GPT, count: int = 1, **settings) -> tuple[list[str], list[int]]:
-    found, order = [""] * count, []
-    for k, piece in stream_samples(
-        writer, BYTES, "Ab", max_new_tokens=80, num_samples=count, seed=2, **settings
-    ):
-        found[k] += piece
+    """What samples of a prompt write, and whose piece came when."""
+    texts, order = [""] * count, []
+    how = {"max_new_tokens": 80, "num_samples": count, "seed": 2, **settings}
+    for k, piece in stream_samples(writer, BYTES, "Ab", **how):
+        texts[k] += piece
         order.append(k)
-    return found, order
+    return texts, order
 
 
 def test_the_pieces_are_the_text_up_to_a_stop_string(writer):
@@ -69,11 +70,11 @@ def test_the_pieces_are_the_text_up_to_a_stop_string(writer):
     (whole,), pieces = texts(writer)
     assert whole == BYTES.decode(new) and len(pieces) > 10
     stop = whole[10:13]
-    assert texts(writer, stop=[stop])[0] == [whole[: whole.index(stop)]]
+    assert texts(writer, stop=[stop])[0] == [whole.partition(stop)[0]]
 
 
 def test_samples_are_streamed_together(writer):
-    found, order = texts(writer, 3)
-    assert found[:1] == texts(writer)[0]
-    assert len(set(found)) == 3
+    three, order = texts(writer, 3)
+    assert three[:1] == texts(writer)[0]
+    assert len(set(three)) == 3
     assert order != sorted(order)

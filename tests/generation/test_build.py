@@ -4,6 +4,7 @@ import os
 import stat
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def cache(monkeypatch, tmp_path):
+def cache(monkeypatch, tmp_path) -> Path:
+    """An empty cache folder."""
     monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
     _forget_private_folder()
     yield tmp_path / "cache"
@@ -29,27 +31,30 @@ def _forget_private_folder() -> None:
     build._private_folder.cache_clear()
 
 
-@pytest.fixture
-def compiler(monkeypatch, tmp_path):
-    """Makes a script the compiler; it copies a shared library that Python has loaded to what -o names."""
-
-    def install(script: str) -> str:
-        path = tmp_path / "compile"
-        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        path.chmod(0o700)
-        monkeypatch.setenv("CXX", str(path))
-        return str(path)
-
-    return install
-
-
 @pytest.fixture(scope="module")
 def library(cache_with_program):
+    """The built program, which is not built again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", cache_with_program)
         written = build._path().stat().st_mtime_ns
         assert build.build() and build._path().stat().st_mtime_ns == written
         yield build._path().resolve()  # a name for other processes
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path, library):
+    """Makes a script the compiler: it runs some lines, and then gives the built program as its result."""
+    path = tmp_path / "compile"
+    give = f'while [ "$1" != -o ]; do shift; done; cp {library} "$2"'
+
+    def install(lines: str = "") -> Path:
+        path.write_text(f"#!/bin/sh\n{lines}\n{give}\n", encoding="utf-8")
+        path.chmod(0o700)
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    install()
+    return install
 
 
 def test_what_others_can_write_is_not_run(library, monkeypatch):
@@ -64,9 +69,8 @@ def test_what_others_can_write_is_not_run(library, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no path of an open folder")
-def test_a_folder_that_another_takes_the_place_of_is_not_run(cache, compiler, library, monkeypatch):
+def test_a_folder_that_another_takes_the_place_of_is_not_run(cache, compiler, monkeypatch):
     """Between the look at who owns it and the loading."""
-    compiler(COPY.format(library))
     build.build()
     folder, access = cache / "compiled", os.access
 
@@ -81,9 +85,9 @@ def test_a_folder_that_another_takes_the_place_of_is_not_run(cache, compiler, li
     assert build.program()
 
 
-def test_two_processes_with_one_number_do_not_write_one_file(cache, compiler, library, tmp_path):
+def test_two_processes_with_one_number_do_not_write_one_file(cache, compiler, tmp_path):
     """As in two containers with a common cache: what a compiler writes has a name of its own."""
-    compiler(f'for last; do :; done; echo "$last" >> {tmp_path}/names; {COPY.format(library)}')
+    compiler(f'for last; do :; done; echo "$last" >> {tmp_path}/names')
     for _ in range(2):
         build.build()
         build._path().unlink()
@@ -91,11 +95,7 @@ def test_two_processes_with_one_number_do_not_write_one_file(cache, compiler, li
     assert first != second and str(cache) not in first
 
 
-COPY = 'while [ "$1" != -o ]; do shift; done; cp {} "$2"'
-
-
-def test_a_program_is_kept_where_others_cannot_write(cache, compiler, library):
-    compiler(COPY.format(library))
+def test_a_program_is_kept_where_others_cannot_write(cache, compiler):
     before = os.umask(0o002)
     try:
         build.build()
@@ -107,9 +107,8 @@ def test_a_program_is_kept_where_others_cannot_write(cache, compiler, library):
 
 
 @pytest.mark.parametrize("how", ["read-only", "a name that is too long", "a file"])
-def test_a_home_that_cannot_be_written(how, cache, compiler, library, monkeypatch):
+def test_a_home_that_cannot_be_written(how, cache, compiler, monkeypatch):
     """The program is kept for the process."""
-    compiler(COPY.format(library))
     if how == "read-only":
         (cache / "compiled").mkdir(parents=True)
         monkeypatch.setattr(os, "access", lambda *_: False)  # what a process of root may write is no test
@@ -121,14 +120,14 @@ def test_a_home_that_cannot_be_written(how, cache, compiler, library, monkeypatc
     assert cache not in build._path().resolve().parents
 
 
-def test_a_compiler_of_several_words(cache, compiler, library, monkeypatch):
-    path = compiler(f'[ "$1" = "two words" ] || exit 1; {COPY.format(library)}')
+def test_a_compiler_of_several_words(cache, compiler, monkeypatch):
+    path = compiler('[ "$1" = "two words" ] || exit 1')
     monkeypatch.setenv("CXX", f"{path} 'two words'")
     assert build.build()
 
 
-def test_without_openmp_it_is_compiled_for_one_thread(cache, compiler, library):
-    compiler(f'case "$*" in *fopenmp*) exit 1;; esac; {COPY.format(library)}')
+def test_without_openmp_it_is_compiled_for_one_thread(cache, compiler):
+    compiler('case "$*" in *fopenmp*) exit 1;; esac')
     assert build.build()
 
 
@@ -167,8 +166,7 @@ def test_without_a_compiler_one_line_says_so(cache, command, monkeypatch, capsys
     [(False, 0.0, False), (True, 100.0, False), (True, 0.0, True)],
     ids=["not wanted", "ended sooner", "built"],
 )
-def test_it_is_built_only_for_what_runs_long_enough(wanted, after, is_built, cache, compiler, library):
-    compiler(COPY.format(library))
+def test_it_is_built_only_for_what_runs_long_enough(wanted, after, is_built, cache, compiler):
     with build.built_meanwhile(wanted, after):
         if after == 0.0:
             _wait_for_threads()
@@ -181,8 +179,7 @@ def _wait_for_threads() -> None:
             thread.join(30)
 
 
-def test_a_program_that_cannot_be_loaded_is_built_anew(cache, compiler, library):
-    compiler(COPY.format(library))
+def test_a_program_that_cannot_be_loaded_is_built_anew(cache, compiler):
     (cache / "compiled").mkdir(parents=True, mode=0o700)
     build._path().write_bytes(b"damaged")
     assert not build.program()

@@ -8,7 +8,8 @@ import torch
 
 from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, build, for_decoding
-from gpt.generation.compiled import Compiled, _Token, quantized
+from gpt.generation.cache import Cache, Read
+from gpt.generation.compiled import Compiled, quantized
 from gpt.generation.decoding import backend_for, backend_of
 from tests.generation.conftest import sharp, slow_greedy
 
@@ -17,30 +18,29 @@ PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 
 CONFIG = GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2)
 GREEDY = Sampling(temperature=0)
 
-COMPILERS = {  # bfloat16's instruction is used only on AMD's processors
-    "here": "c++",
-    "AMD": "c++ -D__znver4__",
-    "Intel": "c++ -U__znver3__ -U__znver4__ -U__znver5__",
-    "AVX2": "c++ -mno-avx512f",
-}
+
+def for_processor(name: str, compiler: str):
+    """A slow case: the program as it is compiled for an x86 processor that can do less."""
+    is_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86")
+    return pytest.param(compiler, marks=[pytest.mark.slow, is_x86], id=name)
 
 
-SLOW = [
-    pytest.param(
-        name, marks=[pytest.mark.slow, pytest.mark.skipif(platform.machine() != "x86_64", reason="x86")]
-    )
-    for name in ("AMD", "Intel", "AVX2")
+COMPILERS = [
+    pytest.param("c++", id="here"),
+    for_processor("AMD", "c++ -D__znver4__"),  # bfloat16's instruction is used only on AMD's processors
+    for_processor("Intel", "c++ -U__znver3__ -U__znver4__ -U__znver5__"),
+    for_processor("AVX2", "c++ -mno-avx512f"),
 ]
 
 
-@pytest.fixture(scope="module", params=["here", *SLOW], autouse=True)
+@pytest.fixture(scope="module", params=COMPILERS, autouse=True)
 def program(tmp_path_factory, request):
-    """The program, also as it is compiled for processors that can do less."""
+    """The compiled program, in a cache of its own."""
     if shutil.which("c++") is None:
         pytest.skip("there is no compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("CXX", COMPILERS[request.param])
+        patch.setenv("CXX", request.param)
         yield build.build()
 
 
@@ -52,21 +52,19 @@ def ready(config: GPTConfig = CONFIG, precision: str | None = None, seed: int = 
 
 def write(
     model: GPT, prompts: list[list[int]], count: int, precision: str | None = None, **options
-) -> list[tuple]:
-    """The ids of each text with their log-probabilities."""
+) -> list[tuple[list[int], list[tuple]]]:
+    """The tokens of each text, and the scores of its new ones."""
     engine = Engine(model, backend=backend_for(precision), **options)
     how = {"max_new_tokens": count, "sampling": GREEDY, "alternatives": 2}
-    samples = [engine.add(Request(tokens=prompt, **how))[0] for prompt in prompts]
-    texts = {id(sample): [] for sample in samples}
+    texts = {engine.add(Request(tokens=prompt, **how))[0]: [] for prompt in prompts}
     for token in engine.run():
-        texts[id(token.sample)].append((token.id, token.log_probability, token.alternatives))
-    return [(sample.tokens, texts[id(sample)]) for sample in samples]
+        texts[token.sample].append((token.id, token.log_probability, token.alternatives))
+    return [(sample.tokens, scores) for sample, scores in texts.items()]
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["tanh", "exact GELU"])
-def test_greedy_with_the_cache_is_greedy_without(exact):
+def test_greedy_with_the_cache_is_greedy_without():
     """The model in float32, past the context of 64 tokens."""
-    model = ready(GPTConfig(**{**vars(CONFIG), "exact_gelu": exact}))
+    model = ready()
     texts = [tokens for tokens, _ in write(model, PROMPTS, 90)]
     assert texts == [slow_greedy(model, prompt, 90) for prompt in PROMPTS]
 
@@ -75,53 +73,52 @@ def test_greedy_with_the_cache_is_greedy_without(exact):
 def test_what_was_read_before_counts_bit_for_bit(precision):
     """Texts written with the cache, and each of their tokens by reading the whole text before it."""
     fast = ready(precision=precision)
-    for tokens, scored in write(fast, PROMPTS, 30, precision, chunk=16):
-        first = len(tokens) - 30
-        for i in range(first, len(tokens)):
-            assert write(fast, [tokens[:i]], 1, precision) == [
-                (tokens[: i + 1], scored[i - first : i - first + 1])
-            ]
+    for tokens, scores in write(fast, PROMPTS, 30, precision, chunk=16):
+        for new, score in enumerate(scores):
+            end = len(tokens) - 30 + new
+            assert write(fast, [tokens[:end]], 1, precision) == [(tokens[: end + 1], [score])]
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads for a test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+WIDE = GPTConfig(vocab_size=301, context_length=256, emb_dim=128, num_heads=2, num_layers=2)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_row_depends_neither_on_the_others_nor_on_the_threads(precision):
-    """Rows that join late, leave early and slide; at GPT-2's width of a head too."""
-    for config in (
-        CONFIG,
-        GPTConfig(vocab_size=301, context_length=256, emb_dim=128, num_heads=2, num_layers=2),
-    ):
-        fast, threads = ready(config, precision), torch.get_num_threads()
-        together = write(fast, PROMPTS, 24, precision, max_samples=3, chunk=16)
-        try:
-            for count in (1, 2):
-                torch.set_num_threads(count)
-                assert [write(fast, [prompt], 24, precision, chunk=16)[0] for prompt in PROMPTS] == together
-        finally:
-            torch.set_num_threads(threads)
+@pytest.mark.parametrize("config", [CONFIG, WIDE], ids=["narrow heads", "GPT-2's width of a head"])
+def test_a_row_depends_neither_on_the_others_nor_on_the_threads(config, precision, threads):
+    """Rows that join late, leave early and slide."""
+    fast = ready(config, precision)
+    together = write(fast, PROMPTS, 24, precision, max_samples=3, chunk=16)
+    for count in (1, 2):
+        threads(count)
+        assert [write(fast, [prompt], 24, precision, chunk=16)[0] for prompt in PROMPTS] == together
+
+
+SHAPES = [
+    pytest.param({"emb_dim": 128, "num_heads": 2}, id="biases"),
+    pytest.param({"emb_dim": 128, "num_heads": 2, "qkv_bias": False, "exact_gelu": True}, id="exact GELU"),
+    pytest.param({"emb_dim": 288, "num_heads": 18}, id="several chunks of inputs"),
+]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_logits_are_the_models(precision):
-    """At GPT-2's width of a head, a vocabulary that is no multiple of a vector, with and without biases.
-
-    The widest is multiplied in several chunks of inputs.
-    """
-    for bias, width, heads in ((True, 128, 2), (False, 128, 2), (True, 288, 18)):
-        config = GPTConfig(
-            vocab_size=307,
-            context_length=99,
-            emb_dim=width,
-            num_heads=heads,
-            num_layers=2,
-            qkv_bias=bias,
-            exact_gelu=bias,
-        )
-        fast = ready(config, precision, std=0.1)
-        (tokens, scored), *_ = write(fast, [[4, 5, 6] * 20], 30, precision)
-        expected = fast(torch.tensor([tokens]))[0].float().log_softmax(-1)
-        given = torch.tensor([log_probability for _, log_probability, _ in scored])
-        wanted = expected[59:-1].gather(-1, torch.tensor(tokens[60:])[:, None])[:, 0]
-        torch.testing.assert_close(given, wanted, atol=1e-4 if precision == "float32" else 0.2, rtol=0)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_logits_are_the_models(shape, precision):
+    """In a vocabulary that is no multiple of a vector."""
+    config = GPTConfig(vocab_size=307, context_length=99, num_layers=2, **shape)
+    fast = ready(config, precision, std=0.1)
+    ((tokens, scores),) = write(fast, [[4, 5, 6] * 20], 30, precision)
+    expected = fast(torch.tensor([tokens]))[0].float().log_softmax(-1)[range(59, 89), tokens[60:]]
+    log_probabilities = torch.tensor([log_probability for _, log_probability, _ in scores])
+    limit = 1e-4 if precision == "float32" else 0.2
+    torch.testing.assert_close(log_probabilities, expected, atol=limit, rtol=0)
 
 
 def test_ids_reach_the_program_as_whole_numbers():
@@ -129,29 +126,16 @@ def test_ids_reach_the_program_as_whole_numbers():
     assert write(model, [[4, 5]], 3)[0][1] == write(model, [[4.0, 5.0]], 3)[0][1]
 
 
-def test_no_memory_ends_one_text_and_not_the_others():
-    engine = Engine(ready())
-    (failing,) = engine.add(Request(tokens=[40] * 3, max_new_tokens=4, sampling=GREEDY))
-    (whole,) = engine.add(Request(tokens=[2], max_new_tokens=4, sampling=GREEDY))
-    backend = backend_of(engine.model)
-    step = backend._step
-
-    def refuse(model, shape, tokens, logits):
-        return 1 if tokens[0].id == 40 else step(model, shape, tokens, logits)
-
-    backend._step = refuse
-    engine.step()
-    assert isinstance(engine.failed[failing], MemoryError)
-    list(engine.run())
-    assert (failing.finished, whole.finished) == ("error", "length")
-
-
-def test_an_allocation_that_fails_is_told():
-    """A width for which no machine has memory."""
+def test_an_allocation_that_fails_is_told(monkeypatch):
+    """By the program, for a width for which no machine has memory, and then by what calls it."""
     backend = backend_of(ready())
     shape = backend._shape(1)
     shape.D = 1 << 48
-    assert backend._step(backend._model, shape, (_Token * 1)(), torch.zeros(301).data_ptr()) == 1
+    monkeypatch.setattr(backend, "_shape", lambda tokens: shape)
+    cache = Cache(CONFIG, backend.like)
+    cache.reserve(1, 1)
+    with pytest.raises(MemoryError, match="no memory to read 1 tokens"):
+        backend.read([Read(0, [40])], cache)
 
 
 def test_int8_weights_are_within_half_a_step():

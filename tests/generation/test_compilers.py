@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gpt import GPTConfig, generate
-from gpt.generation import build
+from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import backend_for, backend_of
 from tests.generation.conftest import sharp, slow_greedy
@@ -29,8 +29,6 @@ def test_it_compiles_for(target, tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_it_runs(precision, tmp_path_factory, monkeypatch):
     """By `CXX` of several words; the comparison with the model decides that it is used."""
-    from gpt.generation import for_decoding
-
     cache = tmp_path_factory.getbasetemp() / "clang"  # built once
     monkeypatch.setenv("GPT_CACHE", str(cache))
     monkeypatch.setenv("CXX", shlex.join(CLANG))

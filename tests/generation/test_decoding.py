@@ -127,14 +127,3 @@ def test_int8_is_the_programs_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     with pytest.raises(InputError, match=r"cannot be compiled.*/no/such/compiler"):
         for_decoding(sharp(CONFIG), "int8")
-
-
-@pytest.mark.usefixtures("built")
-def test_finding_out_costs_one_forward_and_one_call(monkeypatch):
-    """More would read the weights more often: with GPT-2 small that is what a token costs."""
-    model, calls = sharp(CONFIG), []
-    model.register_forward_hook(lambda *args: calls.append(tuple(args[1][0].shape)))
-    original = Compiled.read
-    monkeypatch.setattr(Compiled, "read", lambda *args: calls.append("program") or original(*args))
-    assert isinstance(backend_of(model), Compiled)
-    assert calls == [(2, 64), "program"]

@@ -18,24 +18,17 @@ def pretended_gpu(monkeypatch):
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def seen_by(model) -> list[bool]:
-    """Whether cuDNN's attention was allowed, each time that the model computed."""
-    seen: list[bool] = []
-    model.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    return seen
-
-
 def test_cudnn_attention_is_left_out_of_generation_alone(model, pretended_gpu):
-    seen = seen_by(model)
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
     generate(model, [[1, 2, 3]], max_new_tokens=3, temperature=0)
     assert seen and not any(seen)
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_it_is_allowed_again_after_an_error(model, pretended_gpu):
-    forward = Forward(model, cached=False)
     with pytest.raises(InputError):
-        forward.logits(torch.tensor([[model.config.vocab_size]]), 1)
+        Forward(model, cached=False).logits(torch.tensor([[model.config.vocab_size]]), 1)
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -58,7 +51,7 @@ def test_it_is_left_out_until_the_last_of_two_threads_has_ended(model, pretended
     model.register_forward_hook(hook)
     with ThreadPoolExecutor() as pool:
         ended = [pool.submit(first), pool.submit(forward.logits, torch.ones(2, 3, dtype=torch.int64), 1)]
-        for one in ended:
-            one.result()
+        for result in ended:
+            result.result()
     assert still_out == [True]
     assert torch.backends.cuda.cudnn_sdp_enabled()

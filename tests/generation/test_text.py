@@ -9,21 +9,18 @@ from gpt.generation.text import TextStream
 BYTES = Tokenizer("gpt2", vocab_size=257)  # a token a byte: every character beyond ASCII spans tokens
 
 
-def pieces(
-    text: str, stop: tuple[str, ...] = (), tokenizer: Tokenizer = BYTES
-) -> tuple[list[str], TextStream]:
-    stream = TextStream(tokenizer, stop)
-    given_out = []
+def pieces(text: str, *stop: str, tokenizer: Tokenizer = BYTES) -> list[str]:
+    """What a stream gives for each token of a text, up to a stop string, and at its end."""
+    stream, given_out = TextStream(tokenizer, stop), []
     for token in tokenizer.encode(text):
         given_out.append(stream.feed(token))
         if stream.stopped:
             break
-    return [*given_out, stream.close()], stream
+    return [*given_out, stream.close()]
 
 
 def test_an_emoji_comes_whole():
-    given_out, _ = pieces("a🙂é")
-    assert [piece for piece in given_out if piece] == ["a", "🙂", "é"]
+    assert [piece for piece in pieces("a🙂é") if piece] == ["a", "🙂", "é"]
 
 
 def test_bytes_that_are_no_character_do_not_stop_the_text():
@@ -39,7 +36,7 @@ def test_the_end_of_text_has_no_text():
 def test_a_stop_string_inside_one_token():
     words = Tokenizer("gpt2")
     assert len(words.encode(" hello")) == 1
-    assert "".join(pieces("say hello there", stop=("ell",), tokenizer=words)[0]) == "say h"
+    assert "".join(pieces("say hello there", "ell", tokenizer=words)) == "say h"
 
 
 @given(
@@ -47,13 +44,11 @@ def test_a_stop_string_inside_one_token():
     st.lists(st.text(alphabet="ab🙂", min_size=1, max_size=4), max_size=3),
 )
 def test_pieces_join_to_the_text_before_the_first_stop(text, stop):
-    given_out, stream = pieces(text, tuple(stop))
-    cuts = [text.find(s) for s in stop if s in text]
-    # What counts is the string that is complete first, not the one that begins first.
-    ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
-    expected = text if not cuts else text[: min(at for end, at in ends if end == min(ends)[0])]
-    assert "".join(given_out) == expected
-    assert stream.stopped == bool(cuts)
+    # What counts is the string that is complete first, and of those the one that begins first.
+    found = [(text.find(string) + len(string), text.find(string)) for string in stop if string in text]
+    _, begin = min(found, default=(0, len(text)))
+    given_out = pieces(text, *stop)
+    assert "".join(given_out) == text[:begin]
     assert not any("\ufffd" in piece for piece in given_out)
 
 

@@ -5,7 +5,7 @@ import pytest
 from gpt.generation import stream_samples
 from gpt.generation.sampling import Sampling
 from gpt.serve.app import create_app
-from tests.generation.test_healing import SENTENCE, memorised, vocabulary
+from tests.generation.memorised import SENTENCE, memorised, vocabulary
 from tests.serve.server import events, post
 
 TOKENIZER = vocabulary(350)
@@ -14,7 +14,7 @@ CUTS = {"a letter": 1, "a contraction": 5, "inside a word": 16, "after a blank":
 
 @pytest.fixture(scope="module")
 def model():
-    return memorised(TOKENIZER, SENTENCE)
+    return memorised(TOKENIZER)
 
 
 @pytest.fixture
