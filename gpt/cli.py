@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
@@ -31,19 +32,27 @@ COMMANDS = {
     "validate": ("run.fit:main", "score a run on its own held-out text", "--ckpt_path runs/quick"),
     "plan": ("plan.command:plan", "show what fit --minutes would train", "--data.corpus my.txt"),
     "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
-    "generate": ("generation.write:write", "write text with a trained model", "--prompt 'Return the'"),
-    "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "--checkpoint runs/quick"),
-    "attention": ("pictures.attention:attention_maps", "draw what each head looks at", "--text 'To be'"),
-    "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "--data my.txt"),
+    "generate": ("generation.write:write", "write text with a trained model", "runs/mine --prompt 'Once'"),
+    "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "runs/mine"),
+    "attention": (
+        "pictures.attention:attention_maps",
+        "draw what each head looks at",
+        "runs/mine --text 'To be'",
+    ),
+    "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
     "runs": ("run.listing:runs", "list the runs here, the newest first", "--folder runs"),
     "compare": (
         "compare.command:main",
         "compare variants over several seeds",
         "quick --model.optimizer.lr 3e-3",
     ),
-    "plot": ("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/quick-2"),
+    "plot": ("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/mine"),
     "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
-    "export": ("share.export:export_weights", "write a model for another program", "--format html"),
+    "export": (
+        "share.export:export_weights",
+        "write a model for another program",
+        "runs/mine --format html --output mine.html",
+    ),
 }
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
 TIMED = ("fit", "validate")  # get the time when the process began, from which their time limits count
@@ -101,7 +110,9 @@ def run(name: str, arguments: list[str], began: float) -> None:
     `began` is when the process started, by `time.perf_counter`: imports count towards the minutes of a run.
     """
     if name not in COMMANDS:
-        raise InputError(f"unknown command, expected one of {', '.join(COMMANDS)}")
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        raise InputError(f"unknown command, {meant}")
     import jsonargparse
 
     ensure_home()
@@ -156,16 +167,21 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
     import jsonargparse
     from docstring_parser import parse_from_object
 
+    from gpt.help import HelpFormatter, value_name
+
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)  # of a dataclass's fields
     docstring = parse_from_object(function)
     texts = {param.arg_name: " ".join((param.description or "").split()) for param in docstring.params}
     parser = jsonargparse.ArgumentParser(
         prog=f"gpt {name}",
+        usage=_usage(name, function),
         description=docstring.description,
         epilog=f"example: gpt {name} {COMMANDS[name][2]}",
+        formatter_class=HelpFormatter,
         exit_on_error=False,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", action="config", help="options from a YAML file")
+    parser.add_argument("--config", metavar="FILE", action="config", help="options from a YAML file")
     for option, parameter in inspect.signature(function).parameters.items():
         kind, several = _kind_of(get_type_hints(function)[option])
         if parameter.default is inspect.Parameter.empty:  # a positional argument: the corpus, or the runs
@@ -174,8 +190,21 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
         else:
             how = {"action": "append"} if several else {}
             default = str(parameter.default) if isinstance(parameter.default, Path) else parameter.default
+            if not is_dataclass(kind):
+                how["metavar"] = value_name(option, kind)
             parser.add_argument(f"--{option}", type=kind, default=default, help=texts[option], **how)
     return parser
+
+
+def _usage(name: str, function: Callable[..., object]) -> str:
+    """Return a command's usage: its first parameter may be given without its name."""
+    option, parameter = next(iter(inspect.signature(function).parameters.items()))
+    first = option.upper()
+    if parameter.default is not inspect.Parameter.empty:
+        first = f"[{first}]"
+    elif _kind_of(get_type_hints(function)[option])[1]:
+        first += "..."
+    return f"gpt {name} {first} [--NAME VALUE]..."
 
 
 def _kind_of(hint: Any) -> tuple[Any, bool]:

@@ -22,10 +22,12 @@ FOLDER = Path("comparisons")
 _SEEDS = 3
 _HELP = """Train variants with several seeds, and say whether they differ by more than chance.
 
-The words before the options name the base: a recipe, a config file, or a folder that holds an edited copy
-of this program. Options of 'gpt fit' are the change. `vs` stands between variants where there are more;
-options of the first then hold for all. Every run is a process of its own. Finished runs are kept: the same
-command goes on where it was interrupted, and with more --seeds it makes only the missing runs."""
+The words before the options name the base: a recipe, a config file, or a folder that holds an
+edited copy of this program. Options of gpt fit are the change. Where there are more variants, `vs`
+stands between them, and options before the first `vs` hold for all.
+
+Every run is a process of its own. The same command, given again, continues where it was
+interrupted. With more --seeds it makes only the missing runs."""
 _EXAMPLES = """examples:
   gpt compare quick --model.optimizer.lr 3e-3
   gpt compare quick tinyshakespeare --texts my.txt --steps 500
@@ -150,10 +152,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", type=int, default=_SEEDS, help=f"runs of each variant, {_SEEDS} by default"
     )
-    parser.add_argument("--first_seed", type=int, default=1337, help="the others follow it, 1337 by default")
-    parser.add_argument("--steps", type=int, help="of each run, by default those of the base's config")
+    parser.add_argument("--first_seed", type=int, default=1337, help="the first seed, 1337 by default")
+    parser.add_argument("--steps", type=int, help="steps of each run, by default those of the base's config")
     parser.add_argument(
         "--texts", metavar="A,B", help="one text or several, by default that of the base's config"
     )
-    parser.add_argument("--name", help="of the folder under comparisons/, by default the variants' names")
+    parser.add_argument(
+        "--name", help="name of the folder under comparisons/, by default the variants' names"
+    )
     return parser

@@ -1,5 +1,6 @@
 """Find a corpus by its name: a file, a folder, a pattern, a URL, a hub data set or a corpus file."""
 
+import difflib
 import hashlib
 import os
 import shutil
@@ -50,10 +51,22 @@ def _named_corpus(name: str) -> Corpus:
         return _read_corpus_file(recipes()[name])
     if is_hub_name(name):
         return Corpus(files=(f"hub:{name}",))
+    if similar := _similar(path):
+        raise InputError(f"no corpus {name!r}: did you mean {similar}?")
     raise InputError(
         f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
         f"hub, or one of the corpora {', '.join(recipes())}"
     )
+
+
+def _similar(path: Path) -> Path | None:
+    """Return the file or folder in the same place whose name is the most similar; None if none is."""
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return path.with_name(near[0]) if near else None
 
 
 def recipes() -> dict[str, Path]:

@@ -26,6 +26,7 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
 
 MOST_LABELS = 64  # labels on an axis; with more tokens, only every second, third, ... label is written
+MOST_IN_OVERVIEW = 12  # labels beside its small maps; with more tokens, it has none
 
 
 def attention_maps(
@@ -49,13 +50,13 @@ def attention_maps(
     weights, labels = attention_weights(*load(checkpoint, device), text)
     num_layers, num_heads = weights.shape[:2]
     begin = textwrap.shorten(text, min(60, 10 * num_heads), placeholder="…")  # more heads, wider picture
-    save(overview(weights, f'Attention in "{begin}"'), output / "overview.png")
+    save(overview(weights, labels, f'Attention in "{begin}"'), output / "overview.png")
     with progress("drawing", num_layers * num_heads, unit="pictures") as advance:
         for i, j in np.ndindex(num_layers, num_heads):
             figure = heat_map(weights[i, j], labels, f"Layer {i}, head {j}")
             save(figure, output / f"layer-{i:02}-head-{j:02}.png")
             advance(1)
-    print(f"{num_layers * num_heads} heat maps and overview.png are in {output}")
+    print(f"{num_layers * num_heads} heat maps, and overview.png with all of them, are in {output}")
 
 
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:
@@ -88,14 +89,24 @@ def heat_map(weights: ArrayLike, labels: Sequence[str], title: str) -> Figure:
     return figure
 
 
-def overview(weights: NDArray[np.float32], title: str) -> Figure:
-    """Draw all heads' weights (L, H, T, T) in one grid: a row for each layer, a column for each head."""
+def overview(weights: NDArray[np.float32], labels: Sequence[str], title: str) -> Figure:
+    """Draw all heads' weights (L, H, T, T) in one grid: a row for each layer, a column for each head.
+
+    The labels of few tokens stand at the grid's left and bottom.
+    """
     num_layers, num_heads = weights.shape[:2]
-    figure = Figure(figsize=(num_heads + 1.6, num_layers + 1.2), layout="constrained")
-    grid = figure.subplots(num_layers, num_heads, squeeze=False)
+    figure = Figure(figsize=(1.2 * num_heads + 1.8, 1.2 * num_layers + 1.4), layout="constrained")
+    grid = figure.subplots(num_layers, num_heads, squeeze=False, sharex=True, sharey=True)
     for (i, j), axes in np.ndenumerate(grid):
         image = _draw(axes, weights[i, j])
-        axes.set(xticks=[], yticks=[])
+        axes.tick_params(length=0, labelsize=7)
+    if len(labels) > MOST_IN_OVERVIEW:
+        labels = []
+    places = range(len(labels))
+    for axes in grid[-1]:
+        axes.set_xticks(places, labels, rotation=90, parse_math=False)
+    for axes in grid[:, 0]:
+        axes.set_yticks(places, labels, parse_math=False)
     for j, axes in enumerate(grid[0]):
         axes.set_title(f"head {j}", fontsize=9)
     for i, axes in enumerate(grid[:, 0]):

@@ -15,6 +15,7 @@ from gpt.data.shards import Prepared, is_prepared
 from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
+from gpt.help import HelpFormatter, value_name
 from gpt.pictures.runs import short
 from gpt.plain import check_options, seconds_of, with_first
 from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose
@@ -78,8 +79,10 @@ def plan(arguments: list[str]) -> None:
     """
     parser = ArgumentParser(
         "gpt plan",
+        usage="gpt plan [TEXT] [--NAME VALUE]...",
         description=plan.__doc__,
-        epilog="example: gpt plan --data.corpus my.txt",
+        epilog="example: gpt plan my.txt --minutes 1,10",
+        formatter_class=HelpFormatter,
         exit_on_error=False,
         allow_abbrev=False,
     )
@@ -92,8 +95,12 @@ def plan(arguments: list[str]) -> None:
         "--model.init_from",
         help=f"weights to tune instead, as in gpt fit; {_USUAL} if it was downloaded before",
     )
+    kept = parser.add_argument_group(
+        "options of gpt fit",
+        "The rest is planned around those that are given. gpt fit --help describes them.",
+    )
     for name, kind in _PLANNED_AROUND.items():
-        parser.add_argument(f"--{name}", type=kind, help="as in gpt fit: the rest is planned around it")
+        kept.add_argument(f"--{name}", type=kind, metavar=value_name(name, kind), help="")
     parser.set_defaults({"data.corpus": "python-docs"})
     words = with_first(arguments[1:], "data.corpus")
     try:

@@ -172,8 +172,8 @@ class Plan:
         drops = f"dropout {self.dropout:g}, " if self.dropout else ""
         return (
             f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "
-            f"a {shape.vocab_size}-token vocabulary, {drops}"
-            f"about {self.steps} steps of {shape.batch_size} x {shape.context_length} tokens, "
+            f"{shape.vocab_size:,} tokens in the vocabulary, {drops}"
+            f"about {self.steps:,} steps of {shape.batch_size} x {shape.context_length} tokens, "
             f"{self.epochs:.3g} epochs{longer}{part}"
         )
 

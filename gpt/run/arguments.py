@@ -10,30 +10,72 @@ import difflib
 import os
 import re
 from argparse import SUPPRESS
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
+from jsonargparse import ArgumentError, ArgumentParser
 
 from gpt.errors import InputError
 from gpt.files import shipped
+from gpt.help import HelpFormatter, value_name
 from gpt.plain import check_option, check_options, parse_yaml, with_first
 from gpt.run.options import OPTIONS, Options
 
 Values = dict[str, Any]  # option values by dotted name, such as "data.batch_size"
 
 _FIT = """Train a model on a text: a file, a folder, a pattern or a data set of the hub.
-Without a time or another end it trains for two minutes, as a plan chooses; with an end defaults are those of
-configs/quick.yaml. Rare options: docs/options.md."""
-_VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that is held out.
-Options are by default those of the run."""
-# For each command: the option whose value may come first without its name, the purpose, and an example.
+With --minutes, the text and the time decide model and training. With --trainer.max_steps or another limit,
+the options below do. Without either, the run takes two minutes. Rare options: docs/options.md."""
+_VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that the run held out.
+The run decides all options that are not given."""
+
+
+class _Command(NamedTuple):
+    """What a command takes, and what its help says."""
+
+    first: str
+    """The option whose value may come first without its name."""
+    first_shown: str
+    purpose: str
+    example: str
+    options: Collection[str]
+    """The options that the help lists, if they are not rare: the others change nothing in this command."""
+
+
 _COMMANDS = {
-    "fit": ("data.corpus", _FIT, "my.txt --minutes 10 --run mine"),
-    "validate": ("ckpt_path", _VALIDATE, "runs/quick"),
+    "fit": _Command(
+        first="data.corpus",
+        first_shown="[TEXT]",
+        purpose=_FIT,
+        example="my.txt --minutes 10 --run mine",
+        options=OPTIONS.keys() - {"ckpt_path"},
+    ),
+    "validate": _Command(
+        first="ckpt_path",
+        first_shown="RUN",
+        purpose=_VALIDATE,
+        example="runs/quick",
+        options=(
+            "ckpt_path",
+            "data.corpus",
+            "data.batch_size",
+            "data.val_fraction",
+            "data.most_bytes",
+            "trainer.accelerator",
+            "trainer.precision",
+            "trainer.devices",
+        ),
+    ),
+}
+_GROUPS = {  # the headings of the help, and how the names of their options begin
+    "run": "",
+    "text": "data.",
+    "training": "trainer.",
+    "model": "model.",
+    "optimizer": "model.optimizer.",
 }
 
 
@@ -42,7 +84,7 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
 
     Raises InputError for an unknown option or a value of the wrong type.
     """
-    arguments = with_first(arguments, _COMMANDS[command][0])
+    arguments = with_first(arguments, _COMMANDS[command].first)
     for word in arguments:
         name = word.lstrip("-").partition("=")[0]
         if _is_option(word) and name not in (*OPTIONS, "config", "print_config", "help"):
@@ -137,13 +179,12 @@ def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 @cache
 def _parser(command: str) -> ArgumentParser:
-    first, what, example = _COMMANDS[command]
-    wide: Any = partial(DefaultHelpFormatter, max_help_position=8, width=100)  # the same in every terminal
+    about = _COMMANDS[command]
     parser = ArgumentParser(
-        usage=f"gpt {command} [{first.upper()}] [--NAME VALUE]...",
-        description=what,
-        epilog=f"example: gpt {command} {example}",
-        formatter_class=wide,
+        usage=f"gpt {command} {about.first_shown} [--NAME VALUE]...",
+        description=about.purpose,
+        epilog=f"example: gpt {command} {about.example}",
+        formatter_class=HelpFormatter,
         parser_mode="json",  # for values: YAML's aliases can expand without bound
         print_config=None,  # jsonargparse's own would leave out the values from files and checkpoints
         allow_abbrev=False,
@@ -151,20 +192,24 @@ def _parser(command: str) -> ArgumentParser:
     )
     configs = "options from a file, or from a recipe of configs/; several override one another"
     parser.add_argument("-c", "--config", action="append", metavar="NAME|FILE", help=configs)
-    printing = "print all options as a file, and train nothing"
+    printing = "print all options as a file for --config, and do nothing else"
     parser.add_argument("--print_config", action="store_true", help=printing)
+    groups = {prefix: parser.add_argument_group(title) for title, prefix in _GROUPS.items()}
     for name, option in OPTIONS.items():
-        text = option.text
-        alone: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
-        parser.add_argument(
+        is_hidden = " Rare." in option.text or name not in about.options
+        may_be_bare: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
+        prefix = max((prefix for prefix in groups if name.startswith(prefix)), key=len)
+        groups[prefix].add_argument(
             f"--{name}",
             type=option.kind,
-            default=option.default,
-            help=SUPPRESS if " Rare." in text else text.split(". ")[0].rstrip("."),
-            **alone,
+            default=option.default if command == "fit" else None,
+            metavar=value_name(name, option.kind),
+            help=SUPPRESS if is_hidden else option.text.split(". ")[0],
+            **may_be_bare,
         )
-    quick = parser.parse_object(_shipped("quick"), defaults=False)
-    parser.set_defaults(vars(quick.as_flat()))
+    if command == "fit":
+        quick = parser.parse_object(_shipped("quick"), defaults=False)
+        parser.set_defaults(vars(quick.as_flat()))
     return parser
 
 

@@ -254,7 +254,8 @@ def summarize(training: Training) -> None:
     if options.temperature_scaling and summary["best_loss"] is not None:
         temperature = parts_of(loop.store.checkpoints.best)[0].temperature
         if temperature > 1:
-            report(f"the best checkpoint's logits are divided by {temperature:.2f} in use", prefix="")
+            what = f"the best checkpoint's logits are divided by {temperature:.2f} wherever it is used"
+            report(f"temperature scaling: {what}", prefix="")
     if loop.origin.plan:
         summary |= planned_and_reached(training, summary)
     write_json(folder / "summary.json", summary)

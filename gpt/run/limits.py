@@ -243,7 +243,7 @@ class Limits:
         self._time = self._time_limit(left)
         plans = [f"{self._fixed.step} steps ({self._fixed.why})"] if self._fixed != _NO_END else []
         if self._time:
-            option = "max_time" if left is None else "minutes"
+            option = "max_time" if left is None else "--minutes without start and end"
             plans.append(f"{_clock(self._time.seconds)} of training ({option})")
         first = ", whichever comes first" if len(plans) > 1 else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
@@ -324,7 +324,7 @@ class Limits:
                 raise InputError("the time is over before the first step: give more --minutes")
         if seconds is None:
             return None
-        name = "--minutes" if self._deadline else f"max_time {_clock(seconds)}"
+        name = "the time of --minutes is over" if self._deadline else f"max_time {_clock(seconds)}"
         slower = self._plan.slower if self._plan else 1.0
         validation = self._plan.validation if self._plan else 0.0
         # `max_time` does not count the last validation.

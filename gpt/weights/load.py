@@ -195,7 +195,8 @@ def find(path: StrPath | None = None) -> Path:
     checkpoints = checkpoints_of(path, broken_first=False)
     snapshots = [file for _, _, file in snapshots_of(path)]
     if not checkpoints and not snapshots:
-        raise InputError(f"no checkpoint at {path}, expected a file, a folder, gpt2 or the hub's OWNER/NAME")
+        expected = "expected a run (gpt runs lists them), a file, gpt2 or the hub's OWNER/NAME"
+        raise InputError(f"no checkpoint at {path}, {expected}")
     return checkpoints[0] if checkpoints else snapshots[-1]
 
 

@@ -169,6 +169,8 @@ def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "broken.txt").symlink_to(tmp_path / "nowhere")
     for name, message in (
         ("novel.txt", r"no corpus 'novel.txt'.*python-docs, python-stdlib"),
+        (f"{tmp_path}/brokn.txt", rf"no corpus '{tmp_path}/brokn.txt': did you mean {tmp_path}/broken.txt\?"),
+        (f"{tmp_path}/void.d/novel.txt", "expected a text file"),
         ("", "no corpus ''"),
         (f"{tmp_path}/*.csv", "no file matches"),
         (f"{tmp_path}/void", "no file matches"),

@@ -15,6 +15,7 @@ from gpt.pictures.attention import (
     attention_maps,
     attention_weights,
     heat_map,
+    overview,
 )
 from gpt.text.tokenizer import Tokenizer
 
@@ -61,6 +62,19 @@ def test_cells_are_drawn_from_the_weights() -> None:
     leaking = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
     drawn = heat_map(leaking, list("abc"), "leaks").axes[0].images[0].get_array()
     assert drawn.mask.tolist() == [[False, False, True], [False, False, True], [False, False, False]]
+
+
+@pytest.mark.parametrize(("length", "shown"), [(4, True), (13, False)])
+def test_the_overview_names_few_tokens_at_its_edges(length: int, shown: bool) -> None:
+    labels = [f"t{n}" for n in range(length)]
+    maps = np.broadcast_to(np.eye(length, dtype=np.float32), (2, 3, length, length))
+    figure = overview(maps, labels, "two layers")
+    figure.draw_without_rendering()
+    left, bottom = figure.axes[0], figure.axes[5]
+    expected = labels if shown else []
+    assert [text.get_text() for text in left.get_yticklabels()] == expected
+    assert [text.get_text() for text in bottom.get_xticklabels()] == expected
+    assert not left.xaxis.get_tick_params()["labelbottom"]
 
 
 def test_the_command_writes_a_map_for_each_head(loaded, tmp_path: Path) -> None:

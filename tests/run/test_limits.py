@@ -52,8 +52,8 @@ def test_the_clock_corrects_the_number_of_steps(guess, each, capsys):
     run.train(lambda _: each, validation=1.0)
     assert run.now == pytest.approx(60.0, rel=0.01)
     assert run.part.step == pytest.approx((60 - len(run.validated)) / each, abs=3)
-    assert run.limits.why() == "--minutes"
-    assert "1:00 of training (minutes)" in capsys.readouterr().err
+    assert run.limits.why() == "the time of --minutes is over"
+    assert "1:00 of training (--minutes without start and end)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("later", [0.05, 0.4])
@@ -87,7 +87,7 @@ EARLY = "before its time, as held-out text was best after step {} and more steps
     ("losses", "steps", "why"),
     [
         # At 200 it gains: twice as many, then all that the time allows.
-        ({}, 850, "--minutes"),
+        ({}, 850, "the time of --minutes is over"),
         ({400: 4.995}, 400, EARLY.format(200)),
         ({200: 5.5, 100: 4.0}, 200, EARLY.format(100)),
     ],

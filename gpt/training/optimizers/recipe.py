@@ -26,7 +26,7 @@ class OptimizerConfig:
     """Peak learning rate of the blocks' matrices. Muon's updates are scaled to AdamW's (Liu et al. 2025).
     Elsewhere: learning_rate."""
     rest_lr: float | None = None
-    """Peak learning rate of the other weights; None takes `lr`."""
+    """Peak learning rate of the other weights; null takes `lr`."""
     weight_decay: float = 0.0
     """Decoupled weight decay of the blocks' matrices. Norms and biases do not decay."""
     embedding_weight_decay: float = 0.0
@@ -38,7 +38,7 @@ class OptimizerConfig:
     warmup_steps: int = 50
     """Steps over which the learning rate rises to its peak. Elsewhere: warmup_iters, warmup_ratio."""
     schedule: Schedule = "linear"
-    """How the learning rate falls after warmup, see `learning_rate_factor`. Elsewhere: lr_scheduler_type."""
+    """How the learning rate falls after the warmup. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
     """Learning rate at the last update, as a fraction of the peak. Rare. Elsewhere: min_lr."""
 

@@ -1,0 +1,52 @@
+"""What the help of a command looks like: the same for all commands, and in every terminal."""
+
+import textwrap
+from argparse import SUPPRESS, Action
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from jsonargparse import DefaultHelpFormatter
+
+_WIDTH = 100
+_NUMBERS = {int: "N", float: "NUMBER"}
+_PRINT_CONFIG = "--print_config"
+_TEXTS = {  # of the options that jsonargparse adds by itself
+    _PRINT_CONFIG: "print all options as a file for --config, and do nothing else",
+    "--template": "a YAML file with the three texts below",
+}
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Writes each option on a line, and below it what it means and its default, if it has one."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=8, width=_WIDTH)  # type: ignore[no-untyped-call]
+
+    def _get_help_string(self, action: Action) -> str:
+        for option in action.option_strings:
+            if option in _TEXTS:
+                return _TEXTS[option]
+        text = (action.help or "").removesuffix(" Rare.").rstrip(".")
+        default = action.default
+        if not action.option_strings or default is None or default is False or default in ("", SUPPRESS):
+            return text
+        return f"{text} (default: {str(default).lower() if isinstance(default, bool) else default})"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        is_ours = _PRINT_CONFIG not in action.option_strings
+        return super()._format_action_invocation(action) if is_ours else _PRINT_CONFIG
+
+
+def value_name(option: str, kind: Any) -> str:
+    """Return what stands for the value of an option of this type: its choices, a number, or its name."""
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(get_args(kind))}}}"
+    if kind is bool:
+        return "{true,false}"
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if parts:  # of `int | None`
+        return value_name(option, parts[0])
+    return _NUMBERS.get(kind, option.rpartition(".")[2].upper())
