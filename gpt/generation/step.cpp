@@ -1,16 +1,18 @@
-// A GPT from N tokens to their logits: a prompt, or one new token of each text; `build.py` builds it, with GCC or clang,
-// and `compiled.py` calls it.
+// A GPT from N tokens to their logits: a prompt, or one new token of each text; `build.py` builds it, with
+// GCC or clang, and `compiled.py` calls it.
 //
-// It computes what `gpt/model.py` and `gpt/attention/multi_head.py` define. One parallel region with five barriers a
-// layer takes the place of some 700 operations. Each weight is read once, where `nn.Linear` keeps it. The sums of a
-// token have the same order whatever is read beside it and however many threads there are. So its logits depend on
-// neither, nor on whether the tokens before it were read with it.
+// It computes what `gpt/model.py` and `gpt/attention/multi_head.py` define. One parallel region with five
+// barriers a layer takes the place of some 700 operations. Each weight is read once, where `nn.Linear` keeps
+// it. The sums of a token have the same order whatever is read beside it and however many threads there are.
+// So its logits depend on neither, nor on whether the tokens before it were read with it.
 //
-// Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T threads.
-// Letters of indices: n token, o output, i input, j token of the cache, k row or lane, t thread, u unrolled.
+// Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T
+// threads. Letters of indices: n token, o output, i input, j token of the cache, k row or lane, t thread, u
+// unrolled.
 //
-// From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of weight;
-// sums and e^x; tiles, the inner loops of products; `Step`, what one thread does; `run`, which starts the threads.
+// From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of
+// weight; sums and e^x; tiles, the inner loops of products; `Step`, what one thread does; `run`, which starts
+// the threads.
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -55,8 +57,8 @@ struct alignas(4 * W) Line { float values[W]; };
 struct Layer { const void* weight; const float *scale, *bias; };  // (O, I) or (O,), (O,) or null, (O,)
 struct Block { Layer attention_norm, query, key, value, out, feed_forward_norm, up, down; };
 struct Model { Layer tokens, positions, final_norm, head; const Block* blocks; };
-// kind: of the weights of products; narrow: whether embeddings are bfloat16; rounds: whether inputs and outputs of
-// products are.
+// kind: of the weights of products; narrow: whether embeddings are bfloat16; rounds: whether inputs and
+// outputs of products are.
 struct Shape { int64_t kind, narrow, rounds, layers, D, H, V, exact_gelu, threads, N; };
 // `cache` holds the keys and values of its text, with these strides (layers, 2, H, columns, K).
 struct Token { int64_t id, position; float* cache; int64_t per_layer, per_part, per_head, scored; };
@@ -80,12 +82,13 @@ static Vector keep(Vector vector) {
   return vector;
 }
 
-// What the inputs of a product are stored as, beside weights of a type, and what they are multiplied as; bfloat16 is the
-// upper half of a float32.
+// What the inputs of a product are stored as, beside weights of a type, and what they are multiplied as;
+// bfloat16 is the upper half of a float32.
 template <class Type> struct Stored { typedef float Input, Factor; };
 template <class Factor> struct Summed { typedef Floats Total; };
 
-// On AMD's processors bfloat16's instruction does twice as many products as float32's, on Intel's half as many.
+// On AMD's processors bfloat16's instruction does twice as many products as float32's, on Intel's half as
+// many.
 #if defined(__AVX512BF16__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
 // Two products a lane; int8 fits into bfloat16.
 template <> struct Stored<uint16_t> { typedef uint16_t Input, Factor; };
@@ -172,9 +175,10 @@ constexpr int64_t CHUNK = 1024;  // inputs whose products are added first: so ma
 
 constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while it is near: so many fit into the L2 cache
 
-// If x has one row, it is multiplied with rows of the weight that are so many apart, unless there are fewer. Each of W
-// rows of a tile then goes on where one of the tile before ended: W long streams, which the processor fetches by itself,
-// while it is late for short rows. With AVX-512, int8 is faster with neighbouring rows that are fetched ahead.
+// If x has one row, it is multiplied with rows of the weight that are so many apart, unless there are fewer.
+// Each of W rows of a tile then goes on where one of the tile before ended: W long streams, which the
+// processor fetches by itself, while it is late for short rows. With AVX-512, int8 is faster with
+// neighbouring rows that are fetched ahead.
 template <class Weight>
 constexpr int64_t apart_of() {
 #ifdef __AVX512F__
@@ -212,7 +216,8 @@ static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, c
 
 constexpr int ROWS = 4, OUTS = W / ROWS;
 
-// The products of ROWS rows of x with OUTS rows of the weight, over `count` inputs; rows are `stride` and I apart.
+// The products of ROWS rows of x with OUTS rows of the weight, over `count` inputs; rows are `stride` and I
+// apart.
 template <class Weight, class Factor>
 static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t rows, int64_t I,
                    int64_t count, Ahead ahead) {
@@ -284,7 +289,8 @@ struct Step {
     score(logits);
   }
 
-  // Waits for the other threads. OpenMP's barrier sleeps where several threads of a process use it, as in a server.
+  // Waits for the other threads. OpenMP's barrier sleeps where several threads of a process use it, as in a
+  // server.
   void meet() {
     shared.arrived++;
     expected += T;
@@ -483,8 +489,8 @@ struct Step {
     }
   }
 
-  // Products of N rows of x with up to NEAR rows of the weight, over inputs c to c + CHUNK, for lanes from `lane` on of
-  // the totals. The first chunk sets them, the others add to them.
+  // Products of N rows of x with up to NEAR rows of the weight, over inputs c to c + CHUNK, for lanes from
+  // `lane` on of the totals. The first chunk sets them, the others add to them.
   void add_chunk(const Type* weight, int64_t outputs, const Factor* x, int64_t N, int64_t I, int64_t c,
                  const char* next, Line* totals, int64_t lane) const {
     constexpr int STEP = 4 * W / sizeof(Factor);

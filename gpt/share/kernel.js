@@ -1,9 +1,10 @@
 // The one loop that takes time, y[t][r] = sum of w[r][c] * x[t][c], as WebAssembly with 128-bit vectors.
 //
-// `kernels` writes the program's bytes (webassembly.github.io/spec/core/binary), so that nothing has to be compiled
-// before. Its functions are called (w, x, y, rows, columns): three addresses in `memory` and two counts. There are four:
-// a matrix of int8 with x of int16, or both of float32; for one row of x, or for four that share what is loaded of w.
-// Columns are a multiple of 16; y is of float32. Each function, for `inputs` rows of x, is
+// `kernels` writes the program's bytes (webassembly.github.io/spec/core/binary), so that nothing has to be
+// compiled before. Its functions are called (w, x, y, rows, columns): three addresses in `memory` and two
+// counts. There are four: a matrix of int8 with x of int16, or both of float32; for one row of x, or for four
+// that share what is loaded of w. Columns are a multiple of 16; y is of float32. Each function, for `inputs`
+// rows of x, is
 //
 //   for each row r of w:
 //     sums = 0
@@ -71,7 +72,11 @@ const KINDS = {
 };
 
 // The parameters of a function, then its other integers, then its vectors.
-const W = 0, X = 1, Y = 2, ROWS = 3, COLUMNS = 4;
+const W = 0;
+const X = 1;
+const Y = 2;
+const ROWS = 3;
+const COLUMNS = 4;
 const AT = 5;  // the address in w
 const ROW_END = 6;  // where this row of w ends
 const OUT = 7;  // the address in y
@@ -102,7 +107,9 @@ function beginRow({ weightShift, inputShift }, inputs) {
     ...get(W), ...set(AT),
     ...get(W), ...shifted(COLUMNS, weightShift), ...I32_ADD, ...set(ROW_END),
     ...get(X), ...set(INPUT),
-    ...repeat(inputs - 1, t => [...get(INPUT + t), ...shifted(COLUMNS, inputShift), ...I32_ADD, ...set(INPUT + t + 1)]),
+    ...repeat(inputs - 1, t => [
+      ...get(INPUT + t), ...shifted(COLUMNS, inputShift), ...I32_ADD, ...set(INPUT + t + 1),
+    ]),
     ...repeat(4, k => [...ZERO_VECTOR, ...set(SUM + k)]),
   ];
 }
@@ -115,7 +122,9 @@ function multiplyColumns({ vectors, vectorBytes, load, multiply, add }, inputs) 
     ...repeat(vectors, k => [
       ...loadVector(AT, vectorBytes * k, load), ...set(WEIGHTS),
       ...repeat(inputs, t => [
-        ...get(sum(k, t)), ...get(WEIGHTS), ...loadVector(INPUT + t, 16 * k), ...multiply, ...add, ...set(sum(k, t)),
+        ...get(sum(k, t)),
+        ...get(WEIGHTS), ...loadVector(INPUT + t, 16 * k), ...multiply,
+        ...add, ...set(sum(k, t)),
       ]),
     ]),
     ...addTo(AT, i32(vectorBytes * vectors)),
@@ -135,23 +144,34 @@ function writeSums({ add, lane }, inputs) {
   ];
 }
 
-// The functions, by names such as int8x4: the kind, and how many rows of x.
-return memory => {
-  const functions = Object.keys(KINDS).flatMap(kind => [1, 4].map(inputs => [`${kind}x${inputs}`, multiply(KINDS[kind], inputs)]));
-  const sized = bytes => [(bytes.length & 127) | 128, bytes.length >> 7, ...bytes];
-  const section = (number, ...bytes) => [number, ...sized(bytes)];
-  const name = text => [text.length, ...[...text].map(letter => letter.charCodeAt(0))];
-  const I32 = 0x7f, V128 = 0x7b, FUNCTION = 0x60;
-  const LOCALS = [2, 8, I32, 5, V128];  // two groups: eight integers, five vectors
-  const program = [
+// The program: sections with numbers, each with its size.
+const I32 = 0x7f;
+const V128 = 0x7b;
+const FUNCTION = 0x60;
+const LOCALS = [2, 8, I32, 5, V128];  // two groups: eight integers, five vectors
+const sized = bytes => [(bytes.length & 127) | 128, bytes.length >> 7, ...bytes];
+const section = (number, ...bytes) => [number, ...sized(bytes)];
+const name = text => [text.length, ...[...text].map(character => character.charCodeAt(0))];
+
+function program() {
+  const functions = ["int8x1", "int8x4", "float32x1", "float32x4"];
+  const codeOf = called => {
+    const [kind, inputs] = called.split("x");
+    return multiply(KINDS[kind], Number(inputs));
+  };
+  return new Uint8Array([
     0, 0x61, 0x73, 0x6d, 1, 0, 0, 0,  // "\0asm", version 1
     ...section(1, 1, FUNCTION, 5, ...Array(5).fill(I32), 0),  // one type: five integers, no result
     ...section(2, 1, ...name("here"), ...name("memory"), 2, 0, 1),  // imports the memory
     ...section(3, 4, 0, 0, 0, 0),  // four functions of the first type
-    ...section(7, 4, ...functions.flatMap(([called], index) => [...name(called), 0, index])),  // their names
-    ...section(10, 4, ...functions.flatMap(([, code]) => sized([...LOCALS, ...code]))),
-  ];
-  const module = new WebAssembly.Module(new Uint8Array(program));
-  return new WebAssembly.Instance(module, { here: { memory } }).exports;
+    ...section(7, 4, ...functions.flatMap((called, index) => [...name(called), 0, index])),  // their names
+    ...section(10, 4, ...functions.flatMap(called => sized([...LOCALS, ...codeOf(called)]))),
+  ]);
+}
+
+// The functions, by names such as int8x4: the kind, and how many rows of x.
+return memory => {
+  const instance = new WebAssembly.Instance(new WebAssembly.Module(program()), { here: { memory } });
+  return instance.exports;
 };
 })();

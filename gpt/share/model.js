@@ -1,20 +1,24 @@
 // GPT-2's forward with a cache of keys and values: what gpt/model.py and gpt/attention/multi_head.py define.
 //
-// The file's weights lie in the memory of the kernels as they came: a matrix as rows padded to sixteen columns, of int8
-// with a scale for each row after them, or of float32. All models of a file have the same shape; each begins at another
-// address. An address counts bytes of that memory.
+// The file's weights lie in the memory of the kernels as they came: a matrix as rows padded to sixteen
+// columns, of int8 with a scale for each row after them, or of float32. All models of a file have the same
+// shape; each begins at another address. An address counts bytes of that memory.
 //
-// Shapes: T tokens, D emb_dim, H heads, K = D / H, L layers, V vocab_size; rows and columns of a matrix as PyTorch's
-// nn.Linear has them, (outputs, inputs). Every array is flat.
+// Shapes: T tokens, D emb_dim, H heads, K = D / H, L layers, V vocab_size; rows and columns of a matrix as
+// PyTorch's nn.Linear has them, (outputs, inputs). Every array is flat.
 
 const BATCH = 4;  // tokens that are read together
-// Inputs of int8 matrices become whole numbers up to this one; the sums of 8,000 products then fit into 32 bits.
+// Inputs of int8 matrices become whole numbers up to this one: sums of 8,000 products then fit into 32 bits.
 const LARGEST_INPUT = 8191;
-const LANES = 16;
+const LANES = 16;  // numbers that a kernel takes at a time
+const SQRT_2_OVER_PI = 0.7978845608028654;
 const padded = count => Math.ceil(count / LANES) * LANES;
 
 class Model {
-  // `file`: {config, tensors: {name: [place in the file, rows, columns]}, precision}; its weights take `size` bytes.
+  /**
+   * @param {ModelFile} file see worker.js
+   * @param {number} size bytes of all weights in the file
+   */
   constructor(file, size) {
     Object.assign(this, file.config);
     this.tensors = file.tensors;
@@ -63,7 +67,8 @@ class Model {
     for (let i = 0; i < columns; i++) x[i] += scale * values[start + i];
   }
 
-  // x (T, columns) -> (T, rows), with T = 1 or BATCH, plus the bias if there is one; the next product overwrites it.
+  // The product of x and a matrix, plus the bias if there is one: (T, columns) -> (T, rows), T = 1 or BATCH.
+  // The next product overwrites it.
   linear(name, x) {
     const { address, rows, columns, scales } = this.tensor(name + ".weight");
     const count = x.length / columns;
@@ -124,8 +129,12 @@ class Model {
     return y;
   }
 
-  // Read one token or BATCH of them from a position on, after what was read before. `weights`, a list, receives the
-  // attention weights of one token, (L, H, position + 1).
+  /**
+   * Read tokens after those that were read before.
+   * @param {number[]} tokens one, or BATCH of them
+   * @param {number} position of the first
+   * @param {?number[][][]} weights receives the attention weights (L, H, position + 1), if it is one token
+   */
   forward(tokens, position, weights = null) {
     const width = this.emb_dim;
     const x = new Float32Array(tokens.length * width);
@@ -188,7 +197,7 @@ function unitOf(row) {
 
 // Softmax of scores times `scale`, in place.
 function softmax(scores, scale) {
-  const most = scores.reduce((one, other) => Math.max(one, other), -Infinity);
+  const most = maximum(scores);  // see sampling.js
   let total = 0;
   for (let i = 0; i < scores.length; i++) {
     const weight = Math.exp((scores[i] - most) * scale);
@@ -198,15 +207,17 @@ function softmax(scores, scale) {
   for (let i = 0; i < scores.length; i++) scores[i] /= total;
 }
 
-// GELU in place: x times the share of a normal distribution below x, exact or by GPT-2's approximation with tanh.
+// GELU in place: x times the share of a normal distribution below x, exact or by GPT-2's approximation with
+// tanh (Hendrycks and Gimpel 2016).
 function gelu(y, exact) {
   for (let i = 0; i < y.length; i++) {
     const x = y[i];
-    y[i] = 0.5 * x * (1 + (exact ? erf(x * Math.SQRT1_2) : Math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))));
+    const z = exact ? erf(x * Math.SQRT1_2) : Math.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x));
+    y[i] = 0.5 * x * (1 + z);
   }
 }
 
-// Abramowitz and Stegun, 7.1.26, to 2e-7.
+// The error function to 2e-7: Abramowitz and Stegun, 7.1.26.
 function erf(x) {
   const z = Math.abs(x);
   const t = 1 / (1 + 0.3275911 * z);

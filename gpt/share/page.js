@@ -1,26 +1,55 @@
-// The page: what a person does, and what is shown. It draws nothing but by `textContent` and styles, so that no text is
-// read as HTML.
+// The page: what a person does, and what is shown. It draws only by `textContent` and styles, so that no text
+// is read as HTML.
 //
-// It asks `backend`, a server (http.js) or a worker (file.js): `ask(path, form)` gives an answer, `complete(form, take,
-// signal)` hands over the choices of a completion as OpenAI's API has them, `own` says whose weights write where the
-// slider is at its right end, `live` whether the run may still train.
+// It asks `backend`, which is a server (http.js) or a worker (file.js):
+//   ask(path, form)               gives the answer to a request
+//   complete(form, take, signal)  calls `take` with each choice of a completion, as OpenAI's API has them
+//   own                           names the weights that write when the slider is at its right end
+//   live                          whether the run may still train
+//
+// Shapes: T tokens, L layers, H heads.
 "use strict";
 const $ = id => document.getElementById(id);
-const make = (tag, className, textContent = "") => Object.assign(document.createElement(tag), { className, textContent });
+const make = (tag, className, textContent = "") =>
+  Object.assign(document.createElement(tag), { className, textContent });
 
-const SURPRISING = Math.log(1000);  // nats; a token of a probability of 0.1 % or less has the strongest shade
+const SURPRISING = Math.log(1000);  // nats: a token of at most 0.1 % has the strongest shade
 const REFRESH = 3000;  // milliseconds between two questions whether the run has new snapshots
 
 let about = null;  // the answer of the backend: the model's name and figures, and its snapshots
 let running = null;  // the AbortController of the present completion
 let again = false;  // whether to write once more after it
-let latest = 0;  // number of the newest question about attention; answers to others are dropped
-let text = null;  // the present text: its form, tokens, (element, last token) pairs, and the box that it is in
+let latest = 0;  // number of the newest request for attention; answers to earlier ones are dropped
+let text = null;  // the present Text
 let turns = [];  // messages of a chat
 let chosen = Infinity;  // index of the token whose attention is shown
 let place = [-1, 0];  // layer and head that are shown, if the model has them
 
-const showError = error => { $("error").textContent = error.message; };
+/**
+ * A token as the page knows it.
+ * @typedef {object} Token
+ * @property {number} id
+ * @property {string} name its text
+ * @property {number} index its place in the text
+ * @property {?number} logProbability in nats; null for the first token of all
+ * @property {[string, number][]} others the likeliest tokens and itself, with their log-probabilities
+ * @property {boolean} prompt whether it belongs to the prompt
+ */
+
+/**
+ * A text that is written.
+ * @typedef {object} Text
+ * @property {object} form its request
+ * @property {Element} box where it is shown
+ * @property {Token[]} tokens
+ * @property {[Element, Token][]} marks its pieces, each with its last token
+ * @property {number} written characters that are shown
+ * @property {number[]} [prompt] the ids of the prompt
+ */
+
+const showError = error => {
+  $("error").textContent = error.message;
+};
 
 // The step at which the slider stands; undefined at its right end.
 const moment = () => about?.snapshots[$("moment").value];
@@ -37,14 +66,16 @@ function describe() {
   $("asked").textContent = "Message. Enter sends it, Shift-Enter begins a new line.";
   $("generate").textContent = "Send";
   $("what").textContent = "No message yet.";
-  $("how").textContent = "Type a message, and press Enter. The model replies as in the examples that it was trained on.";
-  $("clear").hidden = $("system_field").hidden = false;
+  $("how").textContent = "Type a message and press Enter. The model replies as in its examples.";
+  $("clear").hidden = false;
+  $("system_field").hidden = false;
 }
 
 // The figures that are known, as phrases.
 function figures({ parameters, text, minutes, bits_per_byte }) {
-  const count = parameters < 1e6 ? `${Math.ceil(parameters / 1e3)} thousand` : `${(parameters / 1e6).toFixed(1)} million`;
-  const phrases = [`${count} parameters`];
+  const thousands = `${Math.ceil(parameters / 1e3)} thousand`;
+  const millions = `${(parameters / 1e6).toFixed(1)} million`;
+  const phrases = [`${parameters < 1e6 ? thousands : millions} parameters`];
   if (text) phrases.push(`trained on ${text}`);
   if (minutes) phrases.push(`${minutes.toFixed(1)} minutes of training`);
   if (bits_per_byte) phrases.push(`${bits_per_byte.toFixed(2)} bits per byte of held-out text`);
@@ -56,7 +87,9 @@ function figures({ parameters, text, minutes, bits_per_byte }) {
 // The form of a request, as the settings are.
 function settings() {
   const form = { logprobs: 5, stream: true, heal: true };
-  for (const id of ["temperature", "max_tokens", "top_p", "repetition_penalty", "min_p"]) form[id] = Number($(id).value);
+  for (const id of ["temperature", "max_tokens", "top_p", "repetition_penalty", "min_p"]) {
+    form[id] = Number($(id).value);
+  }
   if ($("top_k").value > 0) form.top_k = Number($("top_k").value);
   const seed = $("seed").value.trim();
   if (seed) form.seed = /^-?\d+$/.test(seed) ? Number(seed) : seed;  // an error says what is not a number
@@ -78,13 +111,17 @@ function begin() {
     box.replaceChildren();
     form.prompt = prompt;
   }
-  // All steps draw the same random numbers, and show what they make of the prompt.
-  if (step !== undefined) Object.assign(form, { seed: 1, ...form, snapshot: step, echo: !about.chat && prompt !== "" });
+  if (step !== undefined) {
+    form.snapshot = step;
+    form.seed ??= 1;  // all steps draw the same random numbers
+    form.echo = !about.chat && prompt !== "";  // and show what they make of the prompt
+  }
   if (prompt && !about.chat && !form.echo) box.append(make("span", "prompt", prompt));
   text = { form, box, tokens: [], marks: [], written: 0 };
 }
 
-// Show a message, and return the box of the reply to it. Without a message the last reply is replaced by a new one.
+// Show a message, and return the box of the reply to it. Without a message the last reply is replaced by a
+// new one.
 function beginReply(content) {
   if (!turns.length) $("text").replaceChildren();
   if (!content && turns.at(-1)?.role === "assistant") {
@@ -153,16 +190,18 @@ async function write() {
   }, running.signal);
 }
 
-// Text is held back while it may be part of a character or of a stop string, so a piece of it can belong to several
-// tokens: those before it that had no text share its mark.
+// Add a choice of a completion to the text. Several tokens can share a mark, because text is held back while
+// it may be part of a character or of a stop string: a token without text belongs to the next mark.
 function add(text, { text: piece, logprobs }) {
   const { form, tokens, marks } = text;
   text.prompt ??= logprobs.prompt_token_ids;  // in the first choice
-  const prompt = form.echo && text.written + piece.length <= form.prompt.length && text.written < form.prompt.length;
+  const left = form.echo ? form.prompt.length - text.written : 0;  // characters of the prompt
+  const prompt = left > 0 && piece.length <= left;
   for (const [i, id] of logprobs.token_ids.entries()) {
-    const others = Object.entries(logprobs.top_logprobs[i] ?? {}).sort((one, other) => other[1] - one[1]);
-    const logProbability = logprobs.token_logprobs[i];  // null for the first token of all
-    tokens.push({ id, name: logprobs.tokens[i], logProbability, others, index: tokens.length, prompt });
+    const name = logprobs.tokens[i];
+    const logProbability = logprobs.token_logprobs[i];
+    const others = Object.entries(logprobs.top_logprobs[i] ?? {}).sort((a, b) => b[1] - a[1]);
+    tokens.push({ id, name, index: tokens.length, logProbability, others, prompt });
   }
   if (!piece) return;
   const mark = markOf(text, piece, tokens.at(-1));
@@ -177,14 +216,16 @@ function markOf(text, piece, token) {
   mark.tabIndex = text.marks.length ? -1 : 0;  // Tab reaches the first one, the arrow keys the others
   mark.setAttribute("aria-describedby", "tip");
   mark.style.setProperty("--a", Math.min(1, -(token.logProbability ?? 0) / SURPRISING).toFixed(3));
-  for (const enter of ["pointerenter", "focus"]) mark.addEventListener(enter, () => showTip(mark, token));
-  for (const leave of ["pointerleave", "blur"]) mark.addEventListener(leave, hideTip);
+  for (const event of ["pointerenter", "focus"]) mark.addEventListener(event, () => showTip(mark, token));
+  for (const event of ["pointerleave", "blur"]) mark.addEventListener(event, hideTip);
   const choose = () => {
     chosen = token.index;
     showAttention(text, mark, token).catch(showError);
   };
   mark.addEventListener("click", choose);
-  mark.addEventListener("keydown", event => { if (event.key === "Enter") choose(); });
+  mark.addEventListener("keydown", event => {
+    if (event.key === "Enter") choose();
+  });
   return mark;
 }
 
@@ -219,31 +260,47 @@ function showTip(mark, token) {
   tip.style.top = (below + tip.offsetHeight < innerHeight ? below : line.top - tip.offsetHeight - 6) + "px";
 }
 
-const hideTip = () => { $("tip").style.display = "none"; };
+const hideTip = () => {
+  $("tip").style.display = "none";
+};
 
 // ---- attention
 
+/**
+ * Show what the model attended to when it drew a token.
+ * @param {Text} text
+ * @param {Element} mark
+ * @param {Token} token
+ */
 async function showAttention(text, mark, token) {
-  const turn = ++latest;
+  const request = ++latest;
   document.querySelector(".token.chosen")?.classList.remove("chosen");
   mark.classList.add("chosen");
   const { tokens, weights } = await backend.ask("attention", attentionForm(text, token));
-  if (turn !== latest) return;
+  if (request !== latest) return;
   $("attention").hidden = false;
   $("chosen").textContent = visible(token.name);
   $("grid").style.gridTemplateColumns = `repeat(${weights[0].length}, minmax(.9rem, 1.6rem))`;
-  $("grid").replaceChildren(...weights.flatMap((layer, l) => layer.map((head, h) => {
-    const cell = make("button");
-    cell.title = cell.ariaLabel = `Layer ${l}, head ${h}`;
-    cell.style.setProperty("--a", (0.08 + 0.92 * Math.max(...head)).toFixed(3));
-    cell.addEventListener("click", () => {
-      place = [l, h];
-      showHead(tokens, weights, l, h);
-    });
-    return cell;
-  })));
-  showHead(tokens, weights, ...(weights[place[0]]?.[place[1]] ? place : [weights.length - 1, 0]));
+  const cellsOf = (heads, layer) => heads.map((_, head) => cellOf(tokens, weights, layer, head));
+  $("grid").replaceChildren(...weights.flatMap(cellsOf));
+  const [layer, head] = weights[place[0]]?.[place[1]] ? place : [weights.length - 1, 0];
+  showHead(tokens, weights, layer, head);
 }
+
+// The cell of a head, shaded by its largest weight.
+function cellOf(tokens, weights, layer, head) {
+  const cell = make("button");
+  cell.title = nameOf(layer, head);
+  cell.ariaLabel = nameOf(layer, head);
+  cell.style.setProperty("--a", (0.08 + 0.92 * Math.max(...weights[layer][head])).toFixed(3));
+  cell.addEventListener("click", () => {
+    place = [layer, head];
+    showHead(tokens, weights, layer, head);
+  });
+  return cell;
+}
+
+const nameOf = (layer, head) => `Layer ${layer}, head ${head}`;
 
 // The request for the attention from the last token before `token`: all that the model had read then.
 function attentionForm({ form, tokens, prompt }, token) {
@@ -256,21 +313,21 @@ function attentionForm({ form, tokens, prompt }, token) {
   return { prompt: read.length ? read : "", tokens: [], snapshot };
 }
 
-// Shade the tokens by the weights of a head.
+// Shade the tokens (T) by their weights, of (L, H, T), in a head.
 function showHead(tokens, weights, layer, head) {
-  const label = `Layer ${layer}, head ${head}`;
+  const label = nameOf(layer, head);
   for (const cell of $("grid").children) {
     const isShown = cell.ariaLabel === label;
     cell.setAttribute("aria-pressed", isShown);
     cell.tabIndex = isShown ? 0 : -1;
   }
-  const most = Math.max(...weights[layer][head]);
-  $("which").textContent = `${label}: largest weight ${(100 * most).toFixed(0)} %`;
+  const largest = Math.max(...weights[layer][head]);
+  $("which").textContent = `${label}: largest weight ${(100 * largest).toFixed(0)} %`;
   $("seen").replaceChildren(...tokens.map((name, i) => {
     const span = make("span", "", name);
     const weight = weights[layer][head][i];
     span.title = (100 * weight).toFixed(1) + " %";
-    span.style.setProperty("--a", Math.sqrt(weight / most).toFixed(3));
+    span.style.setProperty("--a", Math.sqrt(weight / largest).toFixed(3));
     return span;
   }));
 }
@@ -292,15 +349,15 @@ async function showCopied({ tokens, marks }) {
 
 // Draw the losses, each above the slider's place of its snapshot, and a point where the slider stands.
 function drawTraining() {
-  const step = moment();
   const losses = about.train.map(([, loss]) => loss);
-  const least = Math.min(...losses);
-  const range = Math.max(...losses) - least || 1;
+  const lowest = Math.min(...losses);
+  const range = Math.max(...losses) - lowest || 1;
   const points = about.train.map(([step, loss]) => {
     const x = 100 * about.snapshots.indexOf(step) / about.snapshots.length;
-    return `${x} ${95 - 90 * (loss - least) / range}`;
+    return `${x} ${95 - 90 * (loss - lowest) / range}`;
   });
   $("losses").setAttribute("points", points);
+  const step = moment();
   const here = about.train.findIndex(([other]) => other === step);
   $("point").setAttribute("d", here < 0 ? "" : `M${points[here]}h0`);
   const loss = here < 0 ? "" : `, training loss ${losses[here].toFixed(2)}`;
@@ -314,22 +371,27 @@ function watch() {
   if (running) {
     again = true;
     running.abort();
-  } else if (!about.chat || turns.length) generate();
+  } else if (!about.chat || turns.length) {
+    generate();
+  }
 }
 
-// Ask what is served, and again while the run trains; the slider stays at its step, at the newest or at the right end.
+// Ask what is served, at first and again while the run trains. The slider stays at its step, or at the newest
+// one, or at its right end.
 async function follow() {
   const next = await backend.ask("about");
   const step = moment();  // the slider may have moved meanwhile
   const steps = next.snapshots;
-  const newest = step !== undefined && step === about.snapshots.at(-1);
+  const wasNewest = step !== undefined && step === about.snapshots.at(-1);
   const isFirst = !about;
   about = next;
   if (isFirst) describe();
   $("training").hidden = !steps.length;
   $("moment").max = steps.length;
-  $("moment").value = step === undefined ? steps.length : newest ? steps.length - 1 : steps.findIndex(one => one >= step);
-  if (newest && step !== steps.at(-1)) watch();
+  if (step === undefined) $("moment").value = steps.length;
+  else if (wasNewest) $("moment").value = steps.length - 1;
+  else $("moment").value = steps.findIndex(other => other >= step);
+  if (wasNewest && step !== steps.at(-1)) watch();
   else drawTraining();
 }
 
@@ -350,8 +412,15 @@ function moveByArrows(container, selector, columns) {
   container.addEventListener("keydown", event => {
     const all = [...container.querySelectorAll(selector)];
     const at = all.indexOf(document.activeElement);
-    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns(), ArrowDown: columns(), Home: -at, End: all.length - 1 - at };
-    const next = all[at + moves[event.key]];
+    const places = {
+      ArrowLeft: at - 1,
+      ArrowRight: at + 1,
+      ArrowUp: at - columns(),
+      ArrowDown: at + columns(),
+      Home: 0,
+      End: all.length - 1,
+    };
+    const next = all[places[event.key]];
     if (at < 0 || !next) return;
     event.preventDefault();
     all[at].tabIndex = -1;
@@ -380,7 +449,9 @@ $("prompt").addEventListener("keydown", event => {
   generate();
 });
 $("key").addEventListener("change", () => follow().catch(showError));
-document.addEventListener("keydown", event => { if (event.key === "Escape") hideTip(); });
+document.addEventListener("keydown", event => {
+  if (event.key === "Escape") hideTip();
+});
 
 // http.js or file.js calls it, after it has defined `backend`.
 function start() {

@@ -1,8 +1,14 @@
-// Text to ids and back, with the ids of gpt/text/tokenizer.py. A token is a string with a character for each byte.
+// Text to token ids and back, with the ids of gpt/text/tokenizer.py: byte pair encoding.
+//
+// A token is bytes. Here it is a string with one character for each byte, so that it can be a key of a Map.
 
 class Tokenizer {
-  // `table`: the tokens by id, each in base64 on a line; `words`: the regular expression that merges do not cross;
-  // `last_word`: that of the end of a text whose tokens may change with what follows.
+  /**
+   * @param {object} file
+   * @param {string} file.table the tokens by id, each in base64 on a line
+   * @param {string} file.words the regular expression of a word; no token goes beyond one
+   * @param {string} file.last_word that of a text's end whose tokens may change with what follows
+   */
   constructor({ table, words, last_word }) {
     this.ranks = new Map(table.split("\n").map((token, rank) => [atob(token), rank]));
     this.tokens = [...this.ranks.keys(), "<|endoftext|>"];
@@ -11,83 +17,120 @@ class Tokenizer {
     this.eot = this.ranks.size;
   }
 
+  // The ids of a text.
   encode(text) {
     if (!text.isWellFormed()) throw new Error("the text has half a character (a lone surrogate): remove it");
-    return (text.match(this.words) ?? []).flatMap(word => this.merged(letters(word)));
+    const words = text.match(this.words) ?? [];
+    return words.flatMap(word => this.encodeWord(byteString(word)));
   }
 
-  // The ids of a word of such letters: the pair whose token has the lowest rank is merged first.
-  merged(word) {
-    const parts = [...word], whole = this.ranks.get(word);
-    if (whole !== undefined) return [whole];
+  // The ids of a word, which is a string of bytes: of all pairs, that with the lowest rank is merged first.
+  encodeWord(word) {
+    const rank = this.ranks.get(word);
+    if (rank !== undefined) return [rank];
+    const parts = [...word];
     for (;;) {
       const ranks = parts.slice(1).map((part, i) => this.ranks.get(parts[i] + part) ?? Infinity);
-      const least = ranks.reduce((one, other) => Math.min(one, other), Infinity), at = ranks.indexOf(least);
-      if (least === Infinity) return parts.map(part => this.ranks.get(part));
-      parts.splice(at, 2, parts[at] + parts[at + 1]);
+      const lowest = ranks.reduce((least, rank) => Math.min(least, rank), Infinity);
+      if (lowest === Infinity) return parts.map(part => this.ranks.get(part));
+      const i = ranks.indexOf(lowest);
+      parts.splice(i, 2, parts[i] + parts[i + 1]);
     }
   }
 
-  bytes(id) { return Uint8Array.from(this.tokens[id], letter => letter.charCodeAt(0)); }
+  // The bytes of a token.
+  bytes(id) {
+    return bytesOf(this.tokens[id]);
+  }
 
-  // The text of a token; part of a character as `bytes:\xf0\x9f`.
+  // The text of a token; if it is part of a character, its bytes as `bytes:\xf0\x9f`.
   name(id) {
-    const bytes = this.bytes(id), text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+    const bytes = this.bytes(id);
+    const text = newDecoder().decode(bytes);
     if (!text.includes("\ufffd")) return text;
     return "bytes:" + Array.from(bytes, byte => "\\x" + byte.toString(16).padStart(2, "0")).join("");
   }
 
-  // The ids that a reply to the messages follows: gpt/text/template.py, `Template.prompt`.
+  /**
+   * The ids after which the model replies, as `Template.prompt` in gpt/text/template.py has them.
+   * @param {Object<string, string>} template for each role a text with {content}
+   * @param {{role: string, content: string}[]} messages
+   */
   conversation(template, messages) {
     const ids = [this.eot];
-    let before = "";
+    let before = "";  // text that is not encoded yet
     for (const { role, content } of messages) {
       const [opening, closing] = template[role].split("{content}");
       before += opening;
       if (role === "assistant") {
         ids.push(...this.encode(before), ...this.encode(content), this.eot);
         before = "";
-      } else before += content + closing;
+      } else {
+        before += content + closing;
+      }
     }
-    return [...ids, ...this.encode(before + template.assistant.replace("{content}", ""))];
+    const opening = template.assistant.replace("{content}", "");
+    ids.push(...this.encode(before + opening));
+    return ids;
   }
 }
 
-// A character for each byte of a text.
-const letters = text => Array.from(new TextEncoder().encode(text), byte => String.fromCharCode(byte)).join("");
-
-// Turns ids into pieces of text that never have to be taken back: gpt/generation/text.py.
+// Turns ids into pieces of text that never have to be taken back, as gpt/generation/text.py does. Bytes wait
+// until they are a whole character. Text waits while it may be the beginning of the string that ends it.
 class TextStream {
+  /**
+   * @param {Tokenizer} tokenizer
+   * @param {string} [stop] the text ends before this string, and `stopped` is true then
+   */
   constructor(tokenizer, stop) {
-    Object.assign(this, { tokenizer, stop, held: "", stopped: false });
-    this.decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+    this.tokenizer = tokenizer;
+    this.stop = stop;
+    this.stopped = false;
+    this.held = "";
+    this.decoder = newDecoder();
   }
 
-  // So many bytes at the beginning are typed: they are the prompt's, and left out.
+  // Add a token, without its first `typed` bytes: these belong to the prompt. Return the text that is
+  // complete.
   feed(id, typed = 0) {
     if (id === this.tokenizer.eot) return "";
-    return this.release(this.decoder.decode(this.tokenizer.bytes(id).subarray(typed), { stream: true }));
+    return this.release(this.decode(this.tokenizer.bytes(id).subarray(typed)));
   }
 
-  // The text after a token of the prompt, or after `typed` bytes of it.
+  // Add a token of the prompt, or its first `typed` bytes. A stop string has no effect in the prompt.
   echo(id, typed) {
     if (id === this.tokenizer.eot) return "";
-    return this.decoder.decode(this.tokenizer.bytes(id).subarray(0, typed), { stream: true });
+    return this.decode(this.tokenizer.bytes(id).subarray(0, typed));
   }
 
-  close() { return this.release(this.decoder.decode()) + this.held; }
+  // The rest of the text, after the last token.
+  close() {
+    const text = this.release(this.decoder.decode());
+    return text + this.held;
+  }
 
-  // Text waits while it may be the beginning of the string that ends it.
+  decode(bytes) {
+    return this.decoder.decode(bytes, { stream: true });
+  }
+
   release(text) {
-    if (this.stopped || !this.stop) return this.stopped ? "" : text;
-    text = this.held + text;
-    let known = text.indexOf(this.stop);
-    this.stopped = known >= 0;
+    if (this.stopped) return "";
+    if (!this.stop) return text;
+    const waiting = this.held + text;
+    let end = waiting.indexOf(this.stop);
+    this.stopped = end >= 0;
     if (!this.stopped) {
-      known = Math.max(0, text.length - this.stop.length + 1);
-      while (!this.stop.startsWith(text.slice(known))) known++;
+      end = Math.max(0, waiting.length - this.stop.length + 1);
+      while (!this.stop.startsWith(waiting.slice(end))) end++;
     }
-    this.held = this.stopped ? "" : text.slice(known);
-    return text.slice(0, known);
+    this.held = this.stopped ? "" : waiting.slice(end);
+    return waiting.slice(0, end);
   }
 }
+
+const bytesOf = string => Uint8Array.from(string, character => character.charCodeAt(0));
+const byteString = text => {
+  const bytes = new TextEncoder().encode(text);
+  return Array.from(bytes, byte => String.fromCharCode(byte)).join("");
+};
+const newDecoder = () => new TextDecoder("utf-8", { ignoreBOM: true });  // U+FEFF is a character as others
