@@ -70,13 +70,6 @@ def test_a_text_stays_with_what_it_began_with(monkeypatch):
     assert isinstance(engine._backend, Compiled)
 
 
-@pytest.mark.usefixtures("built")
-def test_widths_that_vectors_do_not_divide_are_pytorchs(capsys):
-    narrow = sharp(GPTConfig(vocab_size=50, context_length=32, emb_dim=48, num_heads=3, num_layers=1))
-    assert isinstance(backend_of(narrow), Forward)
-    assert capsys.readouterr().err == ""
-
-
 def test_a_precision_is_set_in_place():
     model = sharp(CONFIG).train()
     assert for_decoding(model, "bfloat16") is model and not model.training

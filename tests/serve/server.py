@@ -79,6 +79,14 @@ def events(response: Any) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
+def streamed(response: Any, index: int = 0) -> list[Any]:
+    """The pieces of a choice in a stream that has ended, of which the last one alone says why it ends."""
+    choices = [event["choices"][0] for event in events(response) if event["choices"]]
+    pieces = [choice for choice in choices if choice["index"] == index]
+    assert all((piece["finish_reason"] is None) == (piece is not pieces[-1]) for piece in pieces)
+    return pieces
+
+
 def idle(app: Any) -> bool:
     """Whether soon no request is open and nothing is decoded."""
     service, deadline = app.state.service, time.monotonic() + 5

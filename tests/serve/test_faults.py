@@ -1,10 +1,12 @@
 """What a client or a fault does to the server does not touch the requests of others."""
 
 import asyncio
+import copy
 import gc
 import json
 import time
 from collections import Counter
+from itertools import groupby
 from threading import get_ident
 
 import pytest
@@ -13,64 +15,62 @@ import torch
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 from gpt.serve.requests import log_probabilities
-from gpt.serve.start import serve
 from gpt.text.tokenizer import Tokenizer
-from tests.serve.server import MODEL, TOKENIZER, alone, hooked, idle, new_app, slow, talk
+from tests.serve.server import MODEL, TOKENIZER, alone, events, hooked, idle, new_app, post, slow, talk
 
 GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
 
 
-def poisoned(tokens):
-    """Logits that are not finite for every text with a Z in its newest token."""
-    return (tokens == TOKENIZER.encode("Z")[0]).any()
+def has_z(tokens):
+    """Which texts (B,) of token ids (B, T) have a Z."""
+    return (tokens == TOKENIZER.encode("Z")[0]).any(dim=1)
 
 
-class PoisonedModel(type(MODEL)):
+class NotFinite(type(MODEL)):
+    """Gives logits that are not finite for a text with a Z."""
+
     def features(self, tokens, **inputs):
         features = super().features(tokens, **inputs)
-        rows = (tokens == TOKENIZER.encode("Z")[0]).any(dim=1)
-        return torch.where(rows[:, None, None], torch.nan, features)
+        return torch.where(has_z(tokens)[:, None, None], torch.nan, features)
 
 
-def poisoned_model():
-    model = hooked(lambda tokens: None)
-    model.__class__ = PoisonedModel
+def not_finite():
+    model = copy.deepcopy(MODEL)
+    model.__class__ = NotFinite
     return model
 
 
-def refusing(tokens):
-    """A model that raises when it reads a Z."""
-    if poisoned(tokens) and tokens.shape[1] < 8:  # not the text by which the engine compares
-        raise RuntimeError("a fault of this prompt")
+def raising():
+    def before(tokens):
+        if has_z(tokens).any() and tokens.shape[1] < 8:  # not the text by which the engine compares
+            raise RuntimeError("a fault of this prompt")
+
+    return hooked(before)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("make", "poison", "status"),
     [
-        (lambda: MODEL, {"top_p": 1e-50}, 400),
-        (lambda: MODEL, {"repetition_penalty": 1e-40}, 400),
-        (poisoned_model, {"prompt": "Z"}, 500),
-        (lambda: hooked(refusing), {"prompt": "Z"}, 500),
+        pytest.param(lambda: MODEL, {"top_p": 1e-50}, 400, id="top_p"),
+        pytest.param(lambda: MODEL, {"repetition_penalty": 1e-40}, 400, id="penalty"),
+        pytest.param(not_finite, {"prompt": "Z"}, 500, id="not finite"),
+        pytest.param(raising, {"prompt": "Z"}, 500, id="raised"),
     ],
 )
 def test_a_poisoned_request_changes_nothing_for_the_one_beside_it(make, poison, status, stream, caplog):
     async def use(client):
         good = asyncio.create_task(client.post("/v1/completions", json=GOOD))
         await asyncio.sleep(0.02)
-        bad = [
-            await client.post("/v1/completions", json={**GOOD, **poison, "stream": stream}) for _ in range(3)
-        ]
-        return await good, bad
+        form = {**GOOD, **poison, "stream": stream}
+        return [await client.post("/v1/completions", json=form) for _ in range(3)], await good
 
-    good, bad = talk(new_app(make()), use)
+    answers, good = talk(new_app(make()), use)
     assert good.json()["choices"][0]["text"] == alone("Hi", 30, temperature=0)
-    for answer in bad:
+    for answer in answers:
         assert "a fault of this prompt" not in answer.text
-        if stream and status == 500:
-            assert json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["error"]
-        else:
-            assert answer.status_code == status
+        error = events(answer)[-1] if stream and status == 500 else answer.json()
+        assert error["error"]["code"] == status
     assert bool(caplog.records) == (status == 500)  # what the server did wrong is in its log
 
 
@@ -141,54 +141,49 @@ def test_a_stream_that_nobody_reads_is_ended():
     assert len(sent) == 3 and idle(app)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_others_are_answered_while_a_large_answer_is_made(stream, monkeypatch):
-    """A long prompt's answer comes at once, and a tenth of a millisecond per token adds up."""
-    made, threads = [], set()
+# The answer to a long prompt comes at once, and a tenth of a millisecond per token adds up.
+LARGE = {"prompt": [65] * 60, "n": 16, "max_tokens": 0, "echo": True, "logprobs": 5}
 
-    def slowly(*arguments):
+
+def test_a_large_answer_is_made_beside_the_event_loop(monkeypatch):
+    threads = set()
+
+    def noted(*arguments):
         threads.add(get_ident())
-        if stream and made[-1:] != ["token"]:
-            asyncio.get_running_loop().call_soon(made.append, "turn of the others")
-        made.append("token")
         return log_probabilities(*arguments)
 
-    monkeypatch.setattr("gpt.serve.app.log_probabilities", slowly)
-
     async def use(client):
-        async def poll():
-            while not done.is_set():
-                await client.get("/health")
-                made.append("health")
-                await asyncio.sleep(0.001)
+        await client.post("/v1/completions", json=LARGE)
+        return get_ident()
 
-        done = asyncio.Event()
-        polls = asyncio.create_task(poll())
-        form = {"prompt": [65] * 60, "n": 16, "max_tokens": 0, "echo": True, "logprobs": 5}
-        answer = await client.post("/v1/completions", json={**form, "stream": stream})
-        done.set()
-        await polls
-        return answer.status_code, get_ident()
-
-    status, loop = talk(new_app(), use)
-    assert status == 200
-    if stream:
-        runs = "".join("t" if one == "token" else " " for one in made).split()
-        assert sum(map(len, runs)) == 960 and max(map(len, runs)) <= 8
-    else:
-        assert "health" in made and loop not in threads
+    monkeypatch.setattr("gpt.serve.app.log_probabilities", noted)
+    loop = talk(new_app(), use)
+    assert threads and loop not in threads
 
 
-def test_all_that_is_open_has_a_cost(monkeypatch):
+def test_others_have_their_turn_while_a_large_stream_is_made(monkeypatch):
+    turns = []
+
+    def noted(*arguments):
+        turns.append("ours")
+        asyncio.get_running_loop().call_soon(turns.append, "others'")
+        return log_probabilities(*arguments)
+
+    monkeypatch.setattr("gpt.serve.app.log_probabilities", noted)
+    assert post(new_app(), **LARGE, stream=True).status_code == 200
+    in_a_row = [len(list(group)) for turn, group in groupby(turns) if turn == "ours"]
+    assert sum(in_a_row) == 960 and max(in_a_row) <= 8
+
+
+def test_all_that_is_open_has_a_cost():
     """A second request of half the room is admitted, a third is not."""
     app = new_app(slow(0.005), limits=Limits(open_cost=300))
 
     async def use(client):
         form = {**GOOD, "max_tokens": 66}  # two tokens of a prompt, 66 new ones, 64 for the text: 132
-        answers = await asyncio.gather(*(client.post("/v1/completions", json=form) for _ in range(3)))
-        return sorted(answer.status_code for answer in answers), (await client.post(
-            "/v1/completions", json=form
-        )).status_code  # fmt: skip
+        together = await asyncio.gather(*(client.post("/v1/completions", json=form) for _ in range(3)))
+        later = await client.post("/v1/completions", json=form)
+        return sorted(answer.status_code for answer in together), later.status_code
 
     assert talk(app, use) == ([200, 200, 503], 200)
 
@@ -243,9 +238,8 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
 def test_a_hostile_body_is_refused_at_once(body):
     async def use(client):
         started = time.process_time()
-        answer = await client.post(
-            "/v1/completions", content=body, headers={"content-type": "application/json"}
-        )
+        kind = {"content-type": "application/json"}
+        answer = await client.post("/v1/completions", content=body, headers=kind)
         return answer, time.process_time() - started
 
     gc.freeze()  # the garbage collector does not search what earlier tests left
@@ -257,18 +251,10 @@ def test_a_hostile_body_is_refused_at_once(body):
 
 
 def test_every_path_but_the_page_and_the_health_needs_the_key():
+    paths = ["/", "/health", "/about", "/v1/models", "/v1/models/tiny"]
+    paths += ["/attention", "/new", "/v1//models", "/docs"]
+
     async def use(client):
-        paths = [
-            "/",
-            "/health",
-            "/about",
-            "/v1/models",
-            "/v1/models/tiny",
-            "/attention",
-            "/new",
-            "/v1//models",
-            "/docs",
-        ]
         return {path: (await client.get(path)).status_code for path in paths}
 
     statuses = talk(new_app(api_key="secret"), use)
@@ -281,16 +267,9 @@ def test_every_path_but_the_page_and_the_health_needs_the_key():
     [("0.0.0.0", None, True), ("0.0.0.0", "secret", False), ("127.0.0.1", None, False)],
 )
 def test_the_command_warns_of_an_open_server_and_limits_connections(
-    tmp_path, monkeypatch, capsys, host, key, warned
+    tmp_path, started, capsys, host, key, warned
 ):
-    started = []
-    monkeypatch.setattr(
-        "uvicorn.Server.run", lambda server, sockets: started.append((server.config, *sockets))
-    )
-    monkeypatch.delenv("GPT_API_KEY", raising=False)
     MODEL.save_pretrained(tmp_path)
-    serve(tmp_path, host=host, port=0, api_key=key)
-    ((config, listener),) = started
-    with listener:
-        assert listener.getsockname()[0] == host and config.limit_concurrency == 256
+    _, config, address = started(tmp_path, host=host, api_key=key)
+    assert address[0] == host and config.limit_concurrency == 256
     assert ("anyone who can reach 0.0.0.0:0" in capsys.readouterr().err) == warned

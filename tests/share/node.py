@@ -30,8 +30,8 @@ def export(
     trained: RunPart | None = None,
 ) -> Path:
     """A file with the model, whose other settings are at their defaults."""
-    found = StoredModel("gpt", model.config, model.state_dict(), tokenizer, template)
-    write(path, found, "tiny", precision, snapshots, text, megabytes, trained)
+    stored = StoredModel("gpt", model.config, model.state_dict(), tokenizer, template)
+    write(path, stored, "tiny", precision, snapshots, text, megabytes, trained)
     return path
 
 

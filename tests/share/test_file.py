@@ -52,9 +52,10 @@ def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
     model, last = sharp(SHAPE), sharp(SHAPE, seed=64)
     for step in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64):
         add_snapshot(tmp_path, step, last, Tokenizer(vocab_size=300), float("nan") if step == 1 else 9 / step)
-    path = export(tmp_path / "it.html", model)
-    one = int(re.search(r'"bytes": (\d+)', path.read_text(encoding="utf-8"))[1]) * 4 / 3e6
-    export(path, model, snapshots=snapshots_of(tmp_path), megabytes=5.5 * one)
+    page = export(tmp_path / "it.html", model).read_text(encoding="utf-8")
+    megabytes = int(re.search(r'"bytes": (\d+)', page)[1]) * 4 / 3e6  # of a snapshot
+
+    path = export(tmp_path / "it.html", model, snapshots=snapshots_of(tmp_path), megabytes=5.5 * megabytes)
     about, logits = run(path, ["about"], ["last", [3, 4, 5], 64])
     first, *others = kept = about["snapshots"]
     assert len(kept) == 5 and (first, kept[-1]) == (1, 64)
@@ -62,14 +63,15 @@ def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
     assert about["train"] == [[step, pytest.approx(9 / step, abs=1e-4)] for step in others]
     expected = last(torch.tensor([[3, 4, 5]]))[0, -1].detach()
     torch.testing.assert_close(torch.tensor(logits), expected, atol=expected.std().item() / 20, rtol=0)
-    export(path, model, snapshots=snapshots_of(tmp_path), megabytes=1.9 * one)
+
+    path = export(tmp_path / "it.html", model, snapshots=snapshots_of(tmp_path), megabytes=1.9 * megabytes)
     assert run(path, ["about"])[0]["snapshots"] == []
 
 
 def test_the_size_is_that_of_the_file_with_its_text(tmp_path):
     path, model = tmp_path / "it.html", sharp(SHAPE)
-    found = StoredModel("gpt", SHAPE, model.state_dict())
-    said = file.write(path, found, "tiny", "int8", [], np.full(300_000, 5000, np.uint16), 8)
+    stored = StoredModel("gpt", SHAPE, model.state_dict())
+    said = file.write(path, stored, "tiny", "int8", [], np.full(300_000, 5000, np.uint16), 8)
     assert f"{path.stat().st_size / 1e6:.1f} MB" in said  # a letter of the text takes up to three bytes
 
 
@@ -85,7 +87,9 @@ def test_the_page_learns_the_figures_of_the_model_and_its_run(tied, tmp_path):
 
 @needs_node
 @pytest.mark.parametrize(
-    "change", [lambda text: text[:-4], lambda text: "!" + text[1:], lambda text: "B" + text[1:]]
+    "change",
+    [lambda text: text[:-4], lambda text: "!" + text[1:], lambda text: "B" + text[1:]],
+    ids=["cut off", "no base64", "other bits"],
 )
 def test_a_changed_block_is_refused(change, tmp_path):
     path = export(tmp_path / "it.html", sharp(SHAPE))
@@ -94,30 +98,37 @@ def test_a_changed_block_is_refused(change, tmp_path):
     assert "damaged or incomplete" in message and whole is None
 
 
-def test_the_command_writes_the_figures_of_the_run(workplace):
+@pytest.fixture
+def command(workplace, capsys):
+    """Exports a run with a checkpoint, and gives the status and what is printed."""
     state = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
     add_checkpoint(workplace / "runs" / "mine", sharp(SHAPE), Tokenizer(vocab_size=300), state)
-    assert main(["export", "--format", "html", "--output", "mine.html"]) == 0
+
+    def call(output: str, *options: str) -> tuple[int, str]:
+        arguments = ["--checkpoint", "runs/mine", "--format", "html", "--output", output]
+        status = main(["export", *arguments, *options])
+        out, err = capsys.readouterr()
+        return status, err if status else out
+
+    return call
+
+
+def test_the_command_writes_a_file_and_its_size(command, workplace):
+    status, out = command("mine.html")
     page = (workplace / "mine.html").read_text(encoding="utf-8")
+    assert status == 0
+    assert out.startswith(f"mine.html has {len(page.encode()) / 1e6:.1f} MB: the model in int8")
+    assert '"name": "mine"' in page and "connect-src 'none'" in page and "://" not in page
     assert '"text": "my.txt", "bits_per_byte": null, "minutes": 1.0' in page
 
 
-def test_the_command_writes_a_file_and_its_size(workplace, capsys, monkeypatch):
-    add_snapshot(workplace / "runs" / "mine", 8, sharp(SHAPE), Tokenizer(vocab_size=300))
-    arguments = ["export", "--checkpoint", "runs/mine", "--format", "html", "--output"]
-    assert main([*arguments, "mine.html"]) == 0
-    page = (workplace / "mine.html").read_text(encoding="utf-8")
-    assert capsys.readouterr().out.startswith(
-        f"mine.html has {len(page.encode()) / 1e6:.1f} MB: the model in int8"
-    )
-    assert '"name": "mine"' in page and "connect-src 'none'" in page
-    assert "://" not in page
-    assert main([*arguments, "mine.html"]) == 2
-    assert "mine.html exists already" in capsys.readouterr().err
+def test_the_command_refuses_what_it_cannot_write(command, workplace, monkeypatch):
+    (workplace / "mine.html").touch()
+    status, error = command("mine.html")
+    assert status == 2 and "mine.html exists already" in error
+    status, error = command("text.html", "--with_text")
+    assert status == 2 and "runs/mine is not at hand" in error
     monkeypatch.setattr(file, "LARGEST", 50_000)
-    assert main([*arguments, "large.html"]) == 2
-    said = capsys.readouterr().err
-    assert "MB, more than 0" in said and "--snapshot_megabytes 0" in said
+    status, error = command("large.html")
+    assert status == 2 and "MB, more than 0" in error and "--snapshot_megabytes 0" in error
     assert not (workplace / "large.html").exists()
-    assert main([*arguments, "text.html", "--with_text"]) == 2
-    assert "runs/mine is not at hand: prepare it with" in capsys.readouterr().err

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpt import GPT, GPTConfig, model
+from gpt import GPTConfig
 from gpt.cli import main
+from gpt.model import GPT, FeedForward, TransformerBlock
 from gpt.share.gpt2 import is_gpt2, logits
 from tests.generation.conftest import sharp
 
@@ -21,19 +22,23 @@ CONFIGS = {
     "the exact GELU": replace(ODD, exact_gelu=True),
     "one position": replace(ODD, context_length=1),
 }
-FORMATS = ("hf", "nanogpt", "book", "gguf", "html")
+FILES = {"hf": "hf", "nanogpt": "nanogpt", "book": "book", "gguf": "gguf", "html": "it.html"}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_model_computes_gpt2(name):
-    config = CONFIGS[name]
-    written = sharp(config)
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_model_computes_gpt2(config):
+    model = sharp(config)
     tokens = torch.randint(0, 257, (2, config.context_length))
     with torch.no_grad():
-        torch.testing.assert_close(logits(config, written.state_dict(), tokens), written(tokens))
-    assert is_gpt2(written)
-    written.final_norm.eps = 0.1
-    assert not is_gpt2(written)
+        torch.testing.assert_close(logits(config, model.state_dict(), tokens), model(tokens))
+    assert is_gpt2(model)
+    model.final_norm.eps = 0.1
+    assert not is_gpt2(model)
 
 
 def scaled_residual(block, x, **options):
@@ -41,59 +46,58 @@ def scaled_residual(block, x, **options):
     return x + 0.9 * block.feed_forward(block.feed_forward_norm(x))
 
 
-def gated(build):
-    def build_more(self, config, *rest):
-        build(self, config, *rest)
-        self.gate = nn.Parameter(torch.zeros(config.emb_dim))  # which nothing reads: logits stay GPT-2's
+def after_init(edited, add):
+    """An `__init__` of a class that does more: what `add` does with the module and its width."""
+    init = edited.__init__
 
-    return build_more
+    def more(self, config, *others):
+        init(self, config, *others)
+        add(self, config.emb_dim)
 
-
-def narrow(build):
-    def build_narrower(self, config):
-        build(self, config)
-        self.up = nn.Linear(config.emb_dim, 3 * config.emb_dim)
-        self.down = nn.Linear(3 * config.emb_dim, config.emb_dim)
-
-    return build_narrower
+    return "__init__", more
 
 
-def without_bias(build):
-    def build_less(self, config):
-        build(self, config)
-        self.final_norm = nn.LayerNorm(config.emb_dim, bias=False)
-
-    return build_less
+def add_gate(block, width):
+    block.gate = nn.Parameter(torch.zeros(width))  # which nothing reads: logits stay GPT-2's
 
 
-EDITS = {
-    "arithmetic": (model.TransformerBlock, "forward", scaled_residual, "not what the edited gpt/ does"),
-    "an unread tensor": (model.TransformerBlock, "__init__", gated, r"has a tensor blocks\.0\.gate of shape"),
-    "another width": (model.FeedForward, "__init__", narrow, "not what the edited gpt/ does"),
-    "a tensor less": (model.GPT, "__init__", without_bias, r"has no tensor final_norm\.bias"),
-}
+def narrow(feed_forward, width):
+    feed_forward.up, feed_forward.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_model_is_refused_in_every_format(edit, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def drop_bias(model, width):
+    model.final_norm = nn.LayerNorm(width, bias=False)
+
+
+OTHER_NUMBERS = "not what the edited gpt/ does"
+
+
+@pytest.mark.parametrize(
+    ("edited", "change", "message"),
+    [
+        pytest.param(TransformerBlock, ("forward", scaled_residual), OTHER_NUMBERS, id="arithmetic"),
+        pytest.param(
+            *(TransformerBlock, after_init(TransformerBlock, add_gate)),
+            r"has a tensor blocks\.0\.gate of shape",
+            id="an unread tensor",
+        ),
+        pytest.param(FeedForward, after_init(FeedForward, narrow), OTHER_NUMBERS, id="another width"),
+        pytest.param(GPT, after_init(GPT, drop_bias), r"has no tensor final_norm\.bias", id="a tensor less"),
+    ],
+)
+def test_an_edited_model_is_refused_in_every_format(edited, change, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
-    place, name, change, message = EDITS[edit]
-    monkeypatch.setattr(place, name, change(getattr(place, name)) if name == "__init__" else change)
-    torch.manual_seed(0)
-    GPT(ODD).save_pretrained("mine")
-    for format in FORMATS:
-        output = Path(f"{format}.html" if format == "html" else format)
-        assert main(["export", "mine", "--format", format, "--output", str(output)]) == 2
-        told = capsys.readouterr().err
-        assert re.search(message, told), told
-        assert not output.exists()
+    monkeypatch.setattr(edited, *change)
+    sharp(ODD).save_pretrained("mine")
+    for format_, output in FILES.items():
+        assert main(["export", "mine", "--format", format_, "--output", output]) == 2
+        error = capsys.readouterr().err
+        assert re.search(message, error), error
+        assert not Path(output).exists()
 
 
-def test_an_unedited_model_of_odd_widths_is_exported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    GPT(ODD).save_pretrained("mine")
-    for format in FORMATS:
-        output = f"{format}.html" if format == "html" else format
-        assert main(["export", "mine", "--format", format, "--output", output]) == 0
+def test_an_unedited_model_of_odd_widths_is_exported():
+    sharp(ODD).save_pretrained("mine")
+    for format_, output in FILES.items():
+        assert main(["export", "mine", "--format", format_, "--output", output]) == 0

@@ -20,8 +20,8 @@ def broken_batch(monkeypatch):
         def loss(self, batch):
             nonlocal count
             count += self.training
-            found = original(self, batch)
-            return found * value if self.training and count in batches else found
+            result = original(self, batch)
+            return result * value if self.training and count in batches else result
 
         monkeypatch.setattr(LanguageModel, "loss", loss)
 
@@ -45,9 +45,9 @@ def test_it_stops_before_the_weights_are_touched(value, broken_batch, workplace,
 
 def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypatch, capsys):
     def loss(self, batch, original=LanguageModel.loss):
-        found = original(self, batch)
-        found.register_hook(lambda gradient: gradient * math.nan)
-        return found
+        result = original(self, batch)
+        result.register_hook(lambda gradient: gradient * math.nan)
+        return result
 
     monkeypatch.setattr(LanguageModel, "loss", loss)
     assert fit(*STEPS, "--data.val_fraction", "0") == 2

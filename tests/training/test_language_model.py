@@ -2,8 +2,8 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -20,13 +20,17 @@ from gpt.weights.checkpoint import read
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
 
 
+@pytest.fixture
+def data(workplace) -> TokenData:
+    return TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
+
+
 class WithAuxiliaryTerm(LanguageModel):
     def loss(self, batch):
         return super().loss(batch) + 100.0
 
 
-def test_validation_measures_the_cross_entropy_alone(workplace):
-    data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
+def test_validation_measures_the_cross_entropy_alone(data):
     module = WithAuxiliaryTerm(CONFIG, OptimizerConfig(), compile=False)
     validation = trainer()
     validation.validate(module, data, verbose=False)
@@ -38,7 +42,7 @@ def test_validation_measures_the_cross_entropy_alone(workplace):
     assert module.last_loss > 100
 
 
-@pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 1}, 1), ({"max_epochs": 2}, 18)])
+@pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 1}, 1), ({"max_epochs": 2}, 18)], ids=str)
 def test_the_schedule_ends_with_any_trainer(limit, steps, workplace):
     data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=74)
     module = LanguageModel(CONFIG, OptimizerConfig(), compile=False)
@@ -49,35 +53,38 @@ def test_the_schedule_ends_with_any_trainer(limit, steps, workplace):
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, workplace):
-    norms = []
-    for plugins in ([], [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]):
+def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, data):
+    def norm(*plugins) -> float:
         torch.manual_seed(0)
-        data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
         module = LanguageModel(CONFIG, OptimizerConfig(name=optimizer), compile=False)
-        trainer(max_steps=1, limit_val_batches=0, gradient_clip_val=1.0, plugins=plugins).fit(module, data)
-        norms.append(float(module.last_gradient_norm))
-    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+        one_step = trainer(max_steps=1, limit_val_batches=0, gradient_clip_val=1.0, plugins=list(plugins))
+        one_step.fit(module, data)
+        return float(module.last_gradient_norm)
+
+    scaled = norm(MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu")))
+    assert scaled == pytest.approx(norm(), rel=0.02)
 
 
-@pytest.mark.parametrize("clip", [None, 0.5, 1e9])
-def test_gradients_are_clipped_by_the_norm_of_all(clip):
-    module = LanguageModel(CONFIG)
-    module.last_loss = torch.tensor(1.0)
-    module._trainer = SimpleNamespace(
-        precision_plugin=None,
-        strategy=SimpleNamespace(reduce=lambda tensor, reduce_op: tensor),
-        global_step=0,
-        accumulate_grad_batches=1,
-    )
-    for weight in module.parameters():
-        weight.grad = torch.randn_like(weight)
-    before = torch.cat([weight.grad.flatten() for weight in module.parameters()])
-    module.configure_gradient_clipping(torch.optim.SGD(module.parameters(), lr=0.1), clip)
-    after = torch.cat([weight.grad.flatten() for weight in module.parameters()])
-    assert module.last_gradient_norm == pytest.approx(before.norm().item(), rel=1e-5)
-    expected = before * 0.5 / before.norm() if clip == 0.5 else before
-    torch.testing.assert_close(after, expected)
+class Gradients(pl.Callback):
+    """Notes the gradients (P,) of all parameters, as the optimizer gets them."""
+
+    def on_train_batch_end(self, trainer, module, *_):
+        self.last = torch.cat([weight.grad.flatten() for weight in module.parameters()])
+
+
+def test_gradients_are_clipped_by_the_norm_of_all(data):
+    def gradients(clip: float | None) -> tuple[torch.Tensor, float]:
+        torch.manual_seed(0)
+        module, seen = LanguageModel(CONFIG, compile=False), Gradients()
+        trainer(max_steps=1, limit_val_batches=0, gradient_clip_val=clip, callbacks=[seen]).fit(module, data)
+        return seen.last, float(module.last_gradient_norm)
+
+    whole, norm = gradients(None)
+    assert norm == pytest.approx(whole.norm().item(), rel=1e-5)
+    for clip, expected in ((norm / 2, whole / 2), (norm * 2, whole)):
+        clipped, before = gradients(clip)
+        assert before == norm
+        torch.testing.assert_close(clipped, expected)
 
 
 def test_clipping_by_value_is_refused():
@@ -97,26 +104,30 @@ def test_documents_are_kept_apart():
 
 
 def test_isolated_documents_change_what_is_learned(workplace):
-    rows = (json.dumps({"text": f"a fox of {n} tails"}) + "\n" for n in range(300))
-    Path("rows.jsonl").write_text("".join(rows), encoding="utf-8")
-    short = ["--data.corpus", "rows.jsonl", "--trainer.max_steps", "2", "--snapshot_megabytes", "0"]
-    weights = []
-    for isolate in ("false", "true"):
+    rows = [json.dumps({"text": f"a fox of {n} tails"}) for n in range(300)]
+    Path("rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+    def trained(isolate: str) -> torch.Tensor:
+        short = ["--data.corpus", "rows.jsonl", "--trainer.max_steps", "2", "--snapshot_megabytes", "0"]
         assert fit(*short, "--data.isolate", isolate, "--run", isolate) == 0
-        weights.append(read(f"runs/{isolate}/checkpoints/last.safetensors").weights)
-    name = "blocks.0.attention.W_key.weight"
-    assert not torch.allclose(weights[0][name], weights[1][name], atol=1e-4)
+        weights = read(f"runs/{isolate}/checkpoints/last.safetensors").weights
+        return weights["blocks.0.attention.W_key.weight"]
+
+    assert not torch.allclose(trained("false"), trained("true"), atol=1e-4)
 
 
-@pytest.mark.parametrize("sampled", [1, 4])
-def test_what_is_added_to_the_head_is_trained(sampled, workplace):
-    data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
-    module = LanguageModel(CONFIG, OptimizerConfig(name="adamw"), sampled_softmax=sampled)
+def with_bias(**options) -> LanguageModel:
+    module = LanguageModel(CONFIG, OptimizerConfig(name="adamw"), compile=False, **options)
     module.model.head.bias = torch.nn.Parameter(torch.zeros(300))
-    own = trainer(max_steps=5, limit_val_batches=0)
-    if sampled > 1:
-        with pytest.raises(InputError, match="needs a head that is a plain matrix"):
-            own.fit(module, data)
-        return
-    own.fit(module, data)
+    return module
+
+
+def test_what_is_added_to_the_head_is_trained(data):
+    module = with_bias()
+    trainer(max_steps=5, limit_val_batches=0).fit(module, data)
     assert module.model.head.bias.abs().min() > 0
+
+
+def test_a_sampled_softmax_needs_a_head_that_is_a_matrix(data):
+    with pytest.raises(InputError, match="needs a head that is a plain matrix"):
+        trainer(max_steps=5, limit_val_batches=0).fit(with_bias(sampled_softmax=4), data)

@@ -12,24 +12,23 @@ from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
 
 CONFIG = GPTConfig(vocab_size=64, context_length=16, emb_dim=32, num_heads=2, num_layers=2)
-
-
 BATCH = torch.randint(0, 64, (2, 64, 16), generator=torch.Generator().manual_seed(1)).unbind()
 
 
-def test_checkpointed_activations_change_no_gradient():
-    gradients = []
-    for checkpointed in (False, True):
+def test_checkpointed_activations_take_a_third_of_the_memory_and_change_no_gradient():
+    def kept_and_gradients(checkpointed: bool) -> tuple[int, list[torch.Tensor]]:
         torch.manual_seed(0)
         module = LanguageModel(CONFIG, OptimizerConfig(), checkpoint_activations=checkpointed)
         kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):  # noqa: B023
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
             loss = module.loss(BATCH)
         loss.backward()
-        gradients.append((sum(kept), [p.grad for p in module.model.parameters()]))
-    for plain, again in zip(gradients[0][1], gradients[1][1], strict=True):
-        torch.testing.assert_close(plain, again, atol=1e-7, rtol=1e-5)
-    assert gradients[1][0] < gradients[0][0] / 3
+        return sum(kept), [weight.grad for weight in module.model.parameters()]
+
+    plain_kept, plain = kept_and_gradients(False)
+    kept, gradients = kept_and_gradients(True)
+    torch.testing.assert_close(gradients, plain, atol=1e-7, rtol=1e-5)
+    assert kept < plain_kept / 3
 
 
 @pytest.mark.slow
@@ -63,19 +62,19 @@ def test_without_a_compiler_one_line_says_so(monkeypatch, recwarn):
     assert "\n" not in str(warning.message)
 
 
-def test_a_gpu_compiles_the_loss_too(monkeypatch):
-    made = []
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_gpu_compiles_the_loss_too(device, monkeypatch):
+    compiled = []
 
     def compile_block(block):
-        made.append(block)
+        compiled.append(block)
 
     monkeypatch.setattr(compilation, "has_compiler", lambda: True)
-    monkeypatch.setattr(torch, "compile", lambda function: made.append(function) or function)
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
     monkeypatch.setattr(torch.nn.Module, "compile", compile_block)
-    for device in ("cpu", "cuda"):
-        module = LanguageModel(CONFIG, OptimizerConfig(), compile=True)
-        monkeypatch.setattr(LanguageModel, "device", torch.device(device))
-        compilation.compile_model(module)
-        assert (module.kernel is cross_entropy) == (device == "cuda")
-        assert made == ([cross_entropy] if device == "cuda" else []) + list(module.model.blocks)
-        made.clear()
+    monkeypatch.setattr(LanguageModel, "device", torch.device(device))
+    module = LanguageModel(CONFIG, OptimizerConfig(), compile=True)
+    compilation.compile_model(module)
+    loss = [cross_entropy] if device == "cuda" else []
+    assert compiled == [*loss, *module.model.blocks]
+    assert (module.kernel is cross_entropy) == (device == "cuda")
