@@ -157,21 +157,6 @@ def test_a_cache_that_changes_logits_is_not_used(capsys):
     assert "each token reads its text again" in capsys.readouterr().err
 
 
-def test_peft_lora_counts():
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    names = ["W_query", "W_key", "W_value", "out_proj", "up", "down"]
-    model = sharp(CONFIG)
-    before = slow_greedy(model, PROMPTS[0], 24)
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=names, lora_dropout=0.5)).eval()
-    for name, parameter in wrapped.named_parameters():
-        if "lora_" in name:
-            nn.init.normal_(parameter, std=0.3)
-    expected = slow_greedy(model, PROMPTS[0], 24)
-    assert expected != before
-    for form in (model, wrapped):
-        assert generate(form, PROMPTS[:1], max_new_tokens=24, temperature=0) == [expected]
-
-
 def test_compile_in_place_and_its_wrapper_are_the_model():
     model = sharp(CONFIG)
     expected = slow_greedy(model, [1, 2], 8)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gpt.errors import InputError
-from gpt.generation import generate
 from gpt.generation.forward import Forward
 
 
@@ -18,21 +17,13 @@ def pretended_gpu(monkeypatch):
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_cudnn_attention_is_left_out_of_generation_alone(model, pretended_gpu):
-    seen = []
-    model.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    generate(model, [[1, 2, 3]], max_new_tokens=3, temperature=0)
-    assert seen and not any(seen)
-    assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
 def test_it_is_allowed_again_after_an_error(model, pretended_gpu):
     with pytest.raises(InputError):
         Forward(model, cached=False).logits(torch.tensor([[model.config.vocab_size]]), 1)
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_it_is_left_out_until_the_last_of_two_threads_has_ended(model, pretended_gpu):
+def test_cudnn_attention_is_left_out_until_the_last_of_two_threads_has_ended(model, pretended_gpu):
     """The first to enter is the first to leave, while the other still computes."""
     both_inside, first_has_left = Barrier(2), Barrier(2)
     forward = Forward(model, cached=False)

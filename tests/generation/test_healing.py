@@ -113,41 +113,9 @@ def test_the_last_word_is_what_may_change(text, word):
     assert last_word(text) == word
 
 
-def test_seeds_sample_numbers_and_company_change_nothing(learned):
-    prompts = ["We'll see the func", "We'll s", "We'll see the ", "functional"]
-
-    def texts(*prompts: str, samples: int = 1) -> list[str]:
-        how = {"sampling": Sampling(temperature=2.0), "seed": 5, "max_new_tokens": 9, "samples": samples}
-        return continued(*learned, prompts, **how)
-
-    alone = [text for prompt in prompts for text in texts(prompt)]
-    assert texts(*prompts) == alone
-    seven = texts(prompts[0], samples=7)
-    assert texts(prompts[0], samples=3) == seven[:3]
-    assert seven[0] == alone[0]
-
-
 def test_stop_strings_count_in_what_is_new_alone(learned):
     assert continued(*learned, ["We'll see the func"], stop=["tional"]) == [""]
     assert continued(*learned, ["We'll see the func"], stop=["func", "method"]) == ["tional "]
-
-
-@pytest.mark.parametrize("prompt", ["W", "We'll see the func", "We'll see the functional ", "We'll"])
-def test_an_echo_is_the_prompt_and_its_tokens_make_the_text(learned, prompt):
-    model, tokenizer = learned
-    engine = Engine(model, tokenizer)
-    (sample,) = engine.add(typed(tokenizer, prompt, echo=True, alternatives=0))
-    tokens = list(engine.run())
-    assert "".join(token.text for token in tokens) == SENTENCE
-    assert [token.id for token in tokens] == [*tokenizer.encode(SENTENCE), tokenizer.eot]
-    # `<|endoftext|>` precedes a prompt that is taken back as a whole; else nothing predicts the first token.
-    with torch.no_grad():
-        expected = model(torch.tensor([sample.tokens]))[0].log_softmax(-1)
-    scores = [token.log_probability for token in tokens]
-    if len(sample.tokens) == len(tokens):
-        assert scores.pop(0) is None
-    predicted = sample.tokens[1:]
-    assert scores == pytest.approx(expected[range(len(predicted)), predicted].tolist(), abs=1e-3)
 
 
 @pytest.mark.parametrize("context", [1, 5, 16, 64])

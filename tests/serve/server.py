@@ -14,6 +14,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
 from benchmarks.common import listening  # noqa: F401 - for the tests
+from fastapi.testclient import TestClient
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.generation import generate
@@ -47,8 +48,30 @@ def new_app(model: GPT = MODEL, **options: Any):
     return create_app(model, TOKENIZER, name="tiny", **options)
 
 
+def connected(app: Any) -> TestClient:
+    """A client of an application, which ends with the block."""
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def get(app: Any, path: str, **options: Any) -> Any:
+    with connected(app) as client:
+        return client.get(path, **options)
+
+
+def post(app: Any, path: str = "/v1/completions", **form: Any) -> Any:
+    with connected(app) as client:
+        return client.post(path, json=form)
+
+
+def choice_of(response: Any) -> Any:
+    """The only choice of a completion."""
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    return choice
+
+
 def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Run `use(client)` against the application without a socket."""
+    """Run `use(client)`, whose requests may run at the same time."""
 
     async def main() -> Any:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -59,10 +82,6 @@ def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
             return await use(client)
 
     return asyncio.run(main())
-
-
-def post(app: Any, **form: Any) -> Any:
-    return talk(app, lambda client: client.post("/v1/completions", json={"model": "tiny", **form}))
 
 
 def alone(prompt: str | list[int], count: int, **options: Any) -> str:

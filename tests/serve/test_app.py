@@ -7,7 +7,10 @@ from tests.serve.server import (
     MODEL,
     TOKENIZER,
     alone,
+    choice_of,
+    connected,
     events,
+    get,
     httpx,
     idle,
     listening,
@@ -18,13 +21,13 @@ from tests.serve.server import (
     talk,
 )
 
+JSON = {"content-type": "application/json"}
+
 
 def test_a_completion_is_the_models():
     response = post(new_app(), prompt="Hi", max_tokens=20, temperature=0)
-    assert response.status_code == 200
-    body = response.json()
+    choice, body = choice_of(response), response.json()
     assert body["object"] == "text_completion" and body["model"] == "tiny"
-    (choice,) = body["choices"]
     assert choice["text"] == alone("Hi", 20, temperature=0)
     assert choice["finish_reason"] == "length" and choice["logprobs"] is None
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22}
@@ -32,10 +35,9 @@ def test_a_completion_is_the_models():
 
 def test_a_stop_string_ends_the_text():
     form = {"prompt": "Hi", "max_tokens": 40, "seed": 3}
-    whole = post(new_app(), **form).json()["choices"][0]["text"]
-    stop = whole[5:8]
-    (choice,) = post(new_app(), **form, stop=[stop, "never there"]).json()["choices"]
-    assert choice["text"] == whole.partition(stop)[0]
+    whole = choice_of(post(new_app(), **form))["text"]
+    choice = choice_of(post(new_app(), **form, stop=[whole[5:8], "never there"]))
+    assert choice["text"] == whole.partition(whole[5:8])[0]
     assert choice["finish_reason"] == "stop"
 
 
@@ -97,25 +99,24 @@ def test_the_openai_client_works_unchanged():
 )
 def test_a_bad_field_is_named(form, message):
     response = post(new_app(), **{"prompt": "Hi", **form})
-    assert response.status_code == 400
     error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert message in error["message"] and "\n" not in error["message"]
-    assert error["type"] == "invalid_request_error"
 
 
-def test_what_is_no_request_at_all():
-    async def use(client):
-        url = "/v1/completions"
-        kind = {"content-type": "application/json"}
-        return [
-            (await client.post(url, content=b"{", headers=kind)).status_code,
-            (await client.post(url, content=b"{}", headers={"content-type": "text/plain"})).status_code,
-            (await client.get(url)).status_code,
-            (await client.get("/nothing")).status_code,
-            (await client.post(url, json={"model": "other"})).status_code,
-        ]
-
-    assert talk(new_app(), use) == [400, 415, 405, 404, 404]
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status"),
+    [
+        pytest.param("POST", "/v1/completions", {"content": b"{", "headers": JSON}, 400, id="no JSON"),
+        pytest.param("POST", "/v1/completions", {"content": b"{}"}, 415, id="no content type"),
+        pytest.param("GET", "/v1/completions", {}, 405, id="no body"),
+        pytest.param("GET", "/nothing", {}, 404, id="no path"),
+        pytest.param("POST", "/v1/completions", {"json": {"model": "other"}}, 404, id="no model"),
+    ],
+)
+def test_what_is_no_request_at_all(method, path, options, status):
+    with connected(new_app()) as client:
+        assert client.request(method, path, **options).status_code == status
 
 
 def test_a_body_over_the_limit_is_refused_declared_or_not():
@@ -124,9 +125,8 @@ def test_a_body_over_the_limit_is_refused_declared_or_not():
             yield b" " * 100
 
     async def use(client):
-        kind = {"content-type": "application/json"}
-        declared = await client.post("/v1/completions", content=b" " * 2000, headers=kind)
-        undeclared = await client.post("/v1/completions", content=pieces(), headers=kind)
+        declared = await client.post("/v1/completions", content=b" " * 2000, headers=JSON)
+        undeclared = await client.post("/v1/completions", content=pieces(), headers=JSON)
         assert declared.json() == undeclared.json()
         return declared.status_code, undeclared.status_code
 
@@ -159,45 +159,38 @@ def test_a_client_that_goes_away_frees_its_place(stream):
 
 
 def test_attention_of_the_last_token():
-    form = {"prompt": "Hiya", "tokens": TOKENIZER.encode("you")}
-    body = talk(new_app(), lambda client: client.post("/attention", json=form)).json()
+    body = post(new_app(), "/attention", prompt="Hiya", tokens=TOKENIZER.encode("you")).json()
     assert "".join(body["tokens"]) == "Hiyayou"
     weights = body["weights"]
     assert (len(weights), len(weights[0]), len(weights[0][0])) == (2, 4, 7)
     assert all(sum(head) == pytest.approx(1, abs=1e-3) for layer in weights for head in layer)
 
 
+def test_the_page_learns_about_the_model():
+    copied = Copied(np.zeros(9, np.uint8), TOKENIZER)
+    figures = {"parameters": MODEL.num_parameters(), "text": None, "bits_per_byte": None, "minutes": None}
+    marks = {"chat": False, "copied": True, "snapshots": [], "train": []}
+    assert get(new_app(copied=copied), "/about").json() == {"id": "tiny", "figures": figures, **marks}
+
+
 def test_the_page_learns_what_is_copied():
     copied = Copied(np.frombuffer(b"a text that is learned by heart", np.uint8), TOKENIZER, 6)
     ids = TOKENIZER.encode("it is learned badly")
-
-    async def use(client):
-        about = (await client.get("/about")).json()
-        return about, [await client.post("/copied", json={"tokens": tokens}) for tokens in (ids, [-1], ["x"])]
-
-    about, (answer, *refused) = talk(new_app(copied=copied), use)
-    figures = {"parameters": MODEL.num_parameters(), "text": None, "bits_per_byte": None, "minutes": None}
-    marks = {"chat": False, "copied": True, "snapshots": [], "train": []}
-    assert about == {"id": "tiny", "figures": figures, **marks}
-    assert answer.json() == {"runs": copied.runs(ids)}
-    assert [response.status_code for response in refused] == [400, 400]
-    assert talk(new_app(), lambda client: client.post("/copied", json={"tokens": []})).status_code == 404
+    assert post(new_app(copied=copied), "/copied", tokens=ids).json() == {"runs": copied.runs(ids)}
+    for tokens in ([-1], ["x"]):
+        assert post(new_app(copied=copied), "/copied", tokens=tokens).status_code == 400
+    assert post(new_app(), "/copied", tokens=[]).status_code == 404
 
 
 def test_no_other_site_shows_the_page_in_a_frame():
-    response = talk(new_app(), lambda client: client.get("/"))
-    policy = response.headers["content-security-policy"]
+    policy = get(new_app(), "/").headers["content-security-policy"]
     assert "frame-ancestors 'none'" in policy.split("; ")
 
 
 def test_the_model_may_be_left_out_and_looked_up():
-    async def use(client):
-        return [
-            (await client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 3})).json()["model"],
-            (await client.get("/v1/models/tiny")).json()["id"],
-            (await client.get("/v1/models/runs/other")).json()["error"]["message"],
-        ]
-
-    *names, refused = talk(new_app(), use)
-    assert names == ["tiny", "tiny"]
+    with connected(new_app()) as client:
+        form = {"prompt": "Hi", "max_tokens": 3}
+        assert client.post("/v1/completions", json=form).json()["model"] == "tiny"
+        assert client.get("/v1/models/tiny").json()["id"] == "tiny"
+        refused = client.get("/v1/models/runs/other").json()["error"]["message"]
     assert "runs/other" in refused and "tiny" in refused

@@ -1,15 +1,14 @@
 import pytest
 
 from gpt.text.template import Template
-from tests.serve.server import TOKENIZER, alone, events, new_app, streamed, talk
+from tests.serve.server import TOKENIZER, alone, choice_of, events, new_app, post, streamed
 
 TEMPLATE = Template(system="S{content}", user="U{content}\n", assistant="A{content}")
 HI = [{"role": "user", "content": "Hi"}]
 
 
 def chat(template=TEMPLATE, **form):
-    app = new_app(template=template)
-    return talk(app, lambda client: client.post("/v1/chat/completions", json={"model": "tiny", **form}))
+    return post(new_app(template=template), "/v1/chat/completions", model="tiny", **form)
 
 
 def text_part(text: str) -> list[dict[str, str]]:
@@ -24,10 +23,10 @@ def test_a_reply_follows_the_conversation_in_the_template():
         {"role": "assistant", "content": "Yes", "refusal": None},
         {"role": "user", "content": text_part("<|endoftext|>")},
     ]
-    body = chat(messages=turns, max_tokens=9, temperature=0).json()
+    response = chat(messages=turns, max_tokens=9, temperature=0)
     ids = [TOKENIZER.eot, *TOKENIZER.encode("SxUHi\nA"), *TOKENIZER.encode("Yes"), TOKENIZER.eot]
     ids += TOKENIZER.encode("U<|endoftext|>\nA")
-    (choice,) = body["choices"]
+    choice, body = choice_of(response), response.json()
     assert body["object"] == "chat.completion" and len(body["id"]) == 32
     assert choice["message"] == {"role": "assistant", "content": alone(ids, 9, temperature=0)}
     assert choice["finish_reason"] in ("stop", "length") and choice["logprobs"] is None
@@ -43,17 +42,15 @@ def test_what_clients_send_besides_changes_nothing():
         "modalities": ["text"], "n": None, "stop": "", "seed": None, "top_logprobs": None,
         "presence_penalty": 0.0, "frequency_penalty": 0, "best_of": 1, "suffix": "",
     }  # fmt: skip
-    answer = chat(**asked, **sent)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"] == chat(**asked).json()["choices"]
+    assert choice_of(chat(**asked, **sent)) == choice_of(chat(**asked))
 
 
 @pytest.mark.parametrize("content", [None, text_part("")], ids=["none", "an empty part"])
 def test_a_message_may_be_empty(content):
     turns = [*HI, {"role": "assistant", "content": content, "tool_calls": []}, *HI]
-    text = chat(messages=turns, max_tokens=9, temperature=0).json()["choices"][0]["message"]["content"]
+    message = choice_of(chat(messages=turns, max_tokens=9, temperature=0))["message"]
     turn = TOKENIZER.encode("UHi\nA")
-    assert text == alone([TOKENIZER.eot, *turn, TOKENIZER.eot, *turn], 9, temperature=0)
+    assert message["content"] == alone([TOKENIZER.eot, *turn, TOKENIZER.eot, *turn], 9, temperature=0)
 
 
 def test_the_stream_adds_up_to_the_reply():
@@ -91,9 +88,9 @@ def test_the_stream_adds_up_to_the_reply():
 )
 def test_what_cannot_be_answered(form, message):
     response = chat(**{"messages": HI, **form})
-    assert response.status_code == 400
     error = response.json()["error"]
-    assert message in error["message"] and error["type"] == "invalid_request_error"
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert message in error["message"]
 
 
 def test_a_model_that_was_not_tuned_on_examples_does_not_chat():

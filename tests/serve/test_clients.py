@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.serve.server import MODEL, TOKENIZER, alone, new_app, post
+from tests.serve.server import MODEL, TOKENIZER, alone, choice_of, new_app, post
 
 
 def expected_scores(ids: list[int]) -> list[float]:
@@ -16,13 +16,13 @@ def expected_scores(ids: list[int]) -> list[float]:
 def test_echo_returns_the_prompt_with_its_log_probabilities():
     """What lm-evaluation-harness sends: ids, echo, one token, one alternative."""
     ids = TOKENIZER.encode("Hello there")
-    body = post(new_app(), prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True).json()
-    (choice,) = body["choices"]
+    response = post(new_app(), prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True)
+    choice = choice_of(response)
     assert choice["text"] == "Hello there" + alone("Hello there", 1, temperature=0)
     logprobs = choice["logprobs"]
     assert logprobs["token_ids"][:-1] == ids
     assert logprobs["text_offset"] == list(range(len(ids) + 1))
-    assert body["usage"] == {"prompt_tokens": 11, "completion_tokens": 1, "total_tokens": 12}
+    assert response.json()["usage"] == {"prompt_tokens": 11, "completion_tokens": 1, "total_tokens": 12}
     _, *tokens = logprobs["tokens"]
     first, *scores = logprobs["token_logprobs"]
     first_top, *tops = logprobs["top_logprobs"]
@@ -33,8 +33,7 @@ def test_echo_returns_the_prompt_with_its_log_probabilities():
 
 
 def test_echo_without_new_tokens_only_scores():
-    body = post(new_app(), prompt="Hiya", max_tokens=0, logprobs=2, echo=True).json()
-    (choice,) = body["choices"]
+    choice = choice_of(post(new_app(), prompt="Hiya", max_tokens=0, logprobs=2, echo=True))
     assert (choice["text"], choice["finish_reason"]) == ("Hiya", "length")
     _, *scores = choice["logprobs"]["token_logprobs"]
     assert scores == pytest.approx(expected_scores(TOKENIZER.encode("Hiya")), abs=1e-4)
@@ -42,7 +41,7 @@ def test_echo_without_new_tokens_only_scores():
 
 def test_echo_without_log_probabilities_and_with_a_stop_string_in_the_prompt():
     form = {"max_tokens": 6, "temperature": 0, "echo": True}
-    text = post(new_app(), prompt="one two", stop="two", **form).json()["choices"][0]["text"]
+    text = choice_of(post(new_app(), prompt="one two", stop="two", **form))["text"]
     assert text == "one two" + alone("one two", 6, temperature=0)
     body = post(new_app(), prompt=["ab", "cd"], n=2, **form).json()
     assert [choice["text"][:2] for choice in body["choices"]] == ["ab", "ab", "cd", "cd"]

@@ -16,7 +16,20 @@ from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 from gpt.serve.requests import log_probabilities
 from gpt.text.tokenizer import Tokenizer
-from tests.serve.server import MODEL, TOKENIZER, alone, events, hooked, idle, new_app, post, slow, talk
+from tests.serve.server import (
+    MODEL,
+    TOKENIZER,
+    alone,
+    choice_of,
+    connected,
+    events,
+    hooked,
+    idle,
+    new_app,
+    post,
+    slow,
+    talk,
+)
 
 GOOD = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
 
@@ -66,7 +79,7 @@ def test_a_poisoned_request_changes_nothing_for_the_one_beside_it(make, poison, 
         return [await client.post("/v1/completions", json=form) for _ in range(3)], await good
 
     answers, good = talk(new_app(make()), use)
-    assert good.json()["choices"][0]["text"] == alone("Hi", 30, temperature=0)
+    assert choice_of(good)["text"] == alone("Hi", 30, temperature=0)
     for answer in answers:
         assert "a fault of this prompt" not in answer.text
         error = events(answer)[-1] if stream and status == 500 else answer.json()
@@ -90,7 +103,7 @@ def test_attention_does_not_starve_completions():
         return completion, answers
 
     completion, answers = talk(new_app(slow(0.01)), use)
-    assert completion.json()["choices"][0]["text"] == alone("Hi", 10, temperature=0)
+    assert choice_of(completion)["text"] == alone("Hi", 10, temperature=0)
     assert set(answers) == {200} and len(answers) < 32 + 25
 
 
@@ -236,14 +249,11 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
     ids=lambda body: body[:24].decode(),
 )
 def test_a_hostile_body_is_refused_at_once(body):
-    async def use(client):
-        started = time.process_time()
-        kind = {"content-type": "application/json"}
-        answer = await client.post("/v1/completions", content=body, headers=kind)
-        return answer, time.process_time() - started
-
     gc.freeze()  # the garbage collector does not search what earlier tests left
-    answer, seconds = talk(new_app(), use)
+    with connected(new_app()) as client:
+        started = time.process_time()
+        answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        seconds = time.process_time() - started
     gc.unfreeze()
     assert answer.status_code == 400, answer.text[:300]
     assert len(answer.text) < 2000
@@ -254,11 +264,8 @@ def test_every_path_but_the_page_and_the_health_needs_the_key():
     paths = ["/", "/health", "/about", "/v1/models", "/v1/models/tiny"]
     paths += ["/attention", "/new", "/v1//models", "/docs"]
 
-    async def use(client):
-        return {path: (await client.get(path)).status_code for path in paths}
-
-    statuses = talk(new_app(api_key="secret"), use)
-    assert {path for path, status in statuses.items() if status != 401} == {"/", "/health"}
+    with connected(new_app(api_key="secret")) as client:
+        assert [path for path in paths if client.get(path).status_code != 401] == ["/", "/health"]
 
 
 @pytest.mark.allow_hosts(["127.0.0.1"])

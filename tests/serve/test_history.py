@@ -14,7 +14,7 @@ from gpt.generation.compiled import Compiled
 from gpt.serve.history import History
 from gpt.weights.load import load
 from tests.generation.conftest import sharp
-from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, post, talk
+from tests.serve.server import MODEL, TOKENIZER, choice_of, connected, get, httpx, listening, new_app, post
 from tests.snapshots import add_snapshot
 
 FORM = {"prompt": "Hi", "max_tokens": 12, "temperature": 0}
@@ -35,7 +35,7 @@ def other(seed: int):
 
 def test_the_losses_are_those_of_the_snapshots(run):
     add_snapshot(run, 80, other(80), TOKENIZER, float("nan"))
-    about = talk(new_app(run=run), lambda client: client.get("/about")).json()
+    about = get(new_app(run=run), "/about").json()
     assert about["snapshots"] == [1, 16, 64, 80] and about["train"] == [[1, 6.0], [16, 5.0], [64, 3.5]]
 
 
@@ -45,7 +45,7 @@ def test_a_snapshot_writes_the_text_of_its_weights(run, step):
     (path,) = run.glob(f"snapshots/step-{step}-*")
     model = for_decoding(load(path)[0])
     (row,) = generate(model, [TOKENIZER.encode("Hi")], max_new_tokens=12, temperature=0)
-    assert response.json()["choices"][0]["text"] == TOKENIZER.decode(row[2:])
+    assert choice_of(response)["text"] == TOKENIZER.decode(row[2:])
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
@@ -61,14 +61,10 @@ def test_a_snapshot_computes_in_the_precision_of_the_model(precision, built, tmp
 
 
 def test_the_attention_is_the_snapshots(run):
-    async def use(client):
-        form = {"prompt": "Hiya"}
-        return [
-            (await client.post("/attention", json={**form, **more})).json()["weights"]
-            for more in ({}, {"snapshot": 1}, {"snapshot": 64})
-        ]
-
-    own, first, last = talk(new_app(run=run), use)
+    own, first, last = (
+        post(new_app(run=run), "/attention", prompt="Hiya", snapshot=step).json()["weights"]
+        for step in (None, 1, 64)
+    )
     assert own != first != last
     assert (len(last), len(last[0]), len(last[0][0])) == (2, 4, 4)
 
@@ -87,8 +83,7 @@ def test_what_cannot_be_shown_is_one_line(path, snapshot, status, message, run):
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
     damaged.write_bytes(data)
-    form = {"prompt": "Hi", "snapshot": snapshot}
-    response = talk(new_app(run=run), lambda client: client.post(path, json=form))
+    response = post(new_app(run=run), path, prompt="Hi", snapshot=snapshot)
     assert response.status_code == status
     error = response.json()["error"]["message"]
     assert message in error and "\n" not in error and str(run) not in error
@@ -150,10 +145,9 @@ def test_the_loads_of_clients_that_left_do_not_pile_up(run, monkeypatch):
 
 
 def test_new_snapshots_appear_while_the_server_runs(run):
-    async def use(client):
-        assert (await client.post("/v1/completions", json={**FORM, "snapshot": 80})).status_code == 404
+    form = {**FORM, "snapshot": 80}
+    with connected(new_app(run=run)) as client:
+        assert client.post("/v1/completions", json=form).status_code == 404
         add_snapshot(run, 80, other(80), TOKENIZER)
-        assert (await client.get("/about")).json()["snapshots"] == [1, 16, 64, 80]
-        return (await client.post("/v1/completions", json={**FORM, "snapshot": 80})).status_code
-
-    assert talk(new_app(run=run), use) == 200
+        assert client.get("/about").json()["snapshots"] == [1, 16, 64, 80]
+        assert client.post("/v1/completions", json=form).status_code == 200

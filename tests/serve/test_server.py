@@ -19,7 +19,7 @@ from gpt.errors import InputError
 from gpt.serve.limits import Limits
 from gpt.serve.start import serve
 from gpt.weights.checkpoint import RunPart
-from tests.serve.server import MODEL, TOKENIZER, httpx, listening, new_app, slow, talk
+from tests.serve.server import MODEL, TOKENIZER, connected, get, httpx, listening, new_app, slow
 from tests.snapshots import add_checkpoint, add_snapshot
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
@@ -102,28 +102,18 @@ def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, st
     monkeypatch.setenv("GPT_API_KEY", "secret")
     built = []
     monkeypatch.setattr("gpt.serve.start.built_meanwhile", lambda suits: built.append(suits) or nullcontext())
-    key = {"authorization": "Bearer secret"}
-
-    async def use(client):
-        return [
-            (await client.get("/v1/models", headers=headers)).status_code
-            for headers in (
-                {"host": "localhost"},
-                {"host": "localhost", **key},
-                {"host": "127.0.0.1:8000", **key},
-                {"host": "[::1]:8000", **key},
-                {"host": "page.of.another.site", **key},
-            )
-        ]
-
     MODEL.save_pretrained(tmp_path)
     app, *_ = started(tmp_path)
     assert len(built) == 1  # the compiled program is begun, where it suits the model
-    assert talk(app, use) == [401, 200, 200, 200, 400]
+    key = {"authorization": "Bearer secret"}
+    with connected(app) as client:
+        assert client.get("/v1/models", headers={"host": "localhost"}).status_code == 401
+        for host in ("localhost", "127.0.0.1:8000", "[::1]:8000"):
+            assert client.get("/v1/models", headers={"host": host, **key}).status_code == 200
+        assert client.get("/v1/models", headers={"host": "page.of.another.site", **key}).status_code == 400
 
 
-def get(app, path):
-    return talk(app, lambda client: client.get(path, headers={"host": "localhost"}))
+LOCAL = {"host": "localhost"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
@@ -131,13 +121,13 @@ def test_a_run_whose_name_is_not_utf8_is_served_by_an_escaped_one(tmp_path, star
     snapshot = add_snapshot(tmp_path / os.fsdecode(b"caf\xe9"), 1, MODEL, TOKENIZER)
     for path in ("/about", "/v1/models/caf\\udce9"):
         app, *_ = started(snapshot)
-        assert get(app, path).json()["id"] == "caf\\udce9"
+        assert get(app, path, headers=LOCAL).json()["id"] == "caf\\udce9"
 
 
 def test_the_page_learns_the_figures_of_the_served_run(tmp_path, started):
     state = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
     app, *_ = started(add_checkpoint(tmp_path / "mine", MODEL, TOKENIZER, state))
-    figures = get(app, "/about").json()["figures"]
+    figures = get(app, "/about", headers=LOCAL).json()["figures"]
     assert figures["text"] == "my.txt" and figures["minutes"] == 1
 
 
