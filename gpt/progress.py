@@ -45,6 +45,13 @@ def notice_once(message: str) -> None:
     notice(message)
 
 
+def counted(number: int, name: str) -> str:
+    """Return a number of things of a name in the singular, such as `1 row` or `2,000 rows`."""
+    if number == 1:
+        return f"1 {name}"
+    return f"{number:,} {name}{'es' if name.endswith('s') else 's'}"
+
+
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """Return the lines of a table: the first `left` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

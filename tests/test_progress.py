@@ -3,7 +3,7 @@ import io
 import pytest
 
 from gpt import progress as progress_module
-from gpt.progress import progress, report
+from gpt.progress import counted, progress, report
 
 
 @pytest.fixture
@@ -64,3 +64,9 @@ def test_a_terminal_gets_a_bar(monkeypatch, unit):
         shown = sys.stderr
     assert "drawing [/a] [b]" in shown.getvalue()
     assert "10" in shown.getvalue()
+
+
+def test_a_counted_thing_is_in_the_singular_or_the_plural():
+    assert counted(0, "row") == "0 rows"
+    assert counted(1, "row") == "1 row"
+    assert counted(2000, "process") == "2,000 processes"

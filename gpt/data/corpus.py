@@ -31,6 +31,7 @@ from gpt.data.parts import Selection, choose_parts, take_passages, take_rows, to
 from gpt.data.rows import part_sizes, read_rows
 from gpt.errors import InputError, check_least
 from gpt.plain import shown
+from gpt.progress import counted
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 
 
@@ -55,7 +56,7 @@ class Corpus:
         check_columns(self.text_column)
         check_least(0, skip_bad_rows=self.skip_bad_rows)
         if self.sha256 and len(self.sha256) != len(self.files):
-            raise InputError(f"sha256 has {len(self.sha256)} values for {len(self.files)} files")
+            raise InputError(f"sha256 has {self._for_files(self.sha256)}")
         self._check_weights()
         if wrong := [value for value in self.sha256 if not re.fullmatch("[0-9a-f]{64}", value)]:
             raise InputError(f"sha256 is {shown(wrong[0])}, expected 64 hexadecimal digits in lower case")
@@ -64,7 +65,7 @@ class Corpus:
         if not self.weights:
             return
         if len(self.weights) != len(self.files):
-            raise InputError(f"weights has {len(self.weights)} values for {len(self.files)} files")
+            raise InputError(f"weights has {self._for_files(self.weights)}")
         if wrong := [weight for weight in self.weights if not 0.0 < weight <= 1.0]:
             raise InputError(
                 f"weights has {shown(wrong[0])}, expected the share of a file that is read, above 0 and at "
@@ -72,6 +73,9 @@ class Corpus:
             )
         if len(set(self.files)) < len(self.files):  # two shares of the same file would overlap
             raise InputError("a file is named twice: name each once where there are weights")
+
+    def _for_files(self, values: Sequence[object]) -> str:
+        return f"{counted(len(values), 'value')} for {counted(len(self.files), 'file')}"
 
     @property
     def _weight_of_each(self) -> tuple[float, ...]:

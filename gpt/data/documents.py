@@ -10,7 +10,7 @@ from gpt.data.formats import Row
 from gpt.data.rows import place
 from gpt.errors import InputError
 from gpt.plain import parse_json, shown
-from gpt.progress import notice_once
+from gpt.progress import counted, notice_once
 from gpt.text.template import Part, Template
 from gpt.text.tokenizer import split_at_words, whole_characters
 
@@ -103,17 +103,17 @@ class Tolerance:
     def skip(self, name: str, message: str) -> None:
         """Leave out a row of a file. Raises InputError beyond the limit."""
         if self.skipped == self.most:
-            limit = (
-                f"{self.most:,} bad rows are left out already by" if self.most else "leave out bad rows with"
-            )
-            raise InputError(f"{message}; {limit} --skip_bad_rows (gpt fit: --data.skip_bad_rows)")
+            advice = "leave out bad rows with"
+            if self.most:
+                advice = f"{counted(self.most, 'bad row')} left out already by"
+            raise InputError(f"{message}; {advice} --skip_bad_rows (gpt fit: --data.skip_bad_rows)")
         self.skipped += 1
         self.first = self.first or f"{name} {message}"
 
     def tell(self) -> None:
         """Tell the user how many rows were left out."""
         if self.skipped:
-            notice_once(f"{self.skipped:,} bad rows were left out, the first: {self.first}")
+            notice_once(f"left out {counted(self.skipped, 'bad row')}, the first: {self.first}")
 
 
 def cut(documents: Iterable[Document]) -> Iterator[Piece]:
@@ -154,7 +154,7 @@ def read_documents(
     if columns and (count := lacking.total()):
         what = ", ".join(next(iter(lacking))) or "nothing"
         needed = " or ".join(columns.needed)
-        notice_once(f"{name}: {count:,} rows without {needed} were left out; the first has {what}")
+        notice_once(f"{name}: left out {counted(count, 'row')} without {needed}; the first has {what}")
 
 
 def _no_row(value: Any) -> InputError:

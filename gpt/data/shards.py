@@ -156,7 +156,7 @@ class Prepared:
         lengths = self.example_lengths()
         if cut := int((lengths > context_length).sum()):
             notice(
-                f"{cut:,} of {len(lengths):,} examples are longer than the context_length of "
-                f"{context_length} and are cut, so their completions lack some of the prompt: give "
+                f"examples longer than the context_length of {context_length} are cut, {cut:,} of "
+                f"{len(lengths):,}, so their completions lack some of the prompt: give "
                 f"--model.config.context_length {positions_for(lengths)}, or shorter examples"
             )

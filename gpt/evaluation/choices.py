@@ -96,9 +96,7 @@ def log_probabilities(
     if longest < 1:
         raise InputError(f"a label is longer than the model's context_length of {context_length} tokens")
     if cut := sum(len(prompt) > longest for prompt in prompts):
-        notice(
-            f"{cut:,} of {len(prompts):,} prompts are longer than {longest} tokens: their beginnings are cut"
-        )
+        notice(f"prompts longer than {longest} tokens lose their beginning, {cut:,} of {len(prompts):,}")
     pairs = [(prompt[-longest:], choice) for prompt in prompts for choice in choices]
     scores = []
     with progress("scoring choices", len(pairs)) as advance:

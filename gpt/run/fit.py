@@ -19,7 +19,7 @@ from gpt.data.module import TokenData, divide_update
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.plain import as_dict
-from gpt.progress import labelled, report
+from gpt.progress import counted, labelled, report
 from gpt.run.distributed import data_parallel
 from gpt.run.folder import Claim
 from gpt.run.lightning_private import silence_warnings
@@ -143,7 +143,7 @@ def build(origin: Start) -> tuple[Options, LanguageModel, TokenData]:
     precision: Any = trainer.precision or default_precision(trainer.accelerator)
     devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
     if trainer.accelerator == "cpu" and devices > cores():
-        report(f"{devices} processes on {cores()} cores: each waits for the others")
+        report(f"{counted(devices, 'process')} on {counted(cores(), 'core')}: each waits for the others")
     trainer = replace(trainer, precision=precision, devices=devices)
     options = replace(origin.options, model=model, trainer=trainer)
     if saved := origin.checkpoint:  # its weights or adapters are loaded below

@@ -301,7 +301,10 @@ def open_loggers(names: str, folder: RunFolder, run: RunPart) -> list[Logger]:
     loggers = [_logger(name, folder, run.step) for name in names.split(",") if name != "csv"]
     options = json.loads(json.dumps(run.options))  # lists for tuples, which YAML has not
     for logger in loggers:
-        logger.log_hyperparams(options)
+        if isinstance(logger, TensorBoardLogger):  # its table needs a metric, by default a constant -1
+            logger.log_hyperparams(options, {"step": run.step}, step=run.step)
+        else:
+            logger.log_hyperparams(options)
     return loggers
 
 

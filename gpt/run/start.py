@@ -15,7 +15,7 @@ from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
 from gpt.plan.command import GIVEN, TUNED_CONTEXT, Planner
 from gpt.plan.rule import BYTES_PER_TOKEN, Plan, bytes_to_read
-from gpt.progress import notice, report
+from gpt.progress import counted, notice, report
 from gpt.run.arguments import Values, known, options_of, recipe, scan, typed
 from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options
@@ -130,45 +130,44 @@ def start(
     has_end = minutes is not None or asked.keys() & {"config", "model.init_from", *_LIMITS}
     if not has_end:
         minutes = _usual_minutes(asked)
-    plan = None
-    weights = None
-    text: Divided | Prepared | None = None
-    # Report errors before anything is measured.
-    if "model.init_from" in asked:
-        _options(given)
-        weights = read_weights(asked["model.init_from"])
     if asked.get("trainer.deterministic"):  # has to be set before a plan first uses cuBLAS
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if minutes is not None and weights is None:
-        unchecked = (*GIVEN, "data.val_fraction")  # the planner checks these
-        checked = _options({name: value for name, value in given.items() if name not in unchecked})
-        reading = replace(checked.data.reading, val_fraction=asked.get("data.val_fraction"))
-        planner = Planner(asked, reading, began)
-        plan = planner.plan(minutes)
-        text = planner.text
-        report(*([] if has_end else [_NO_END]), str(plan))
-        given = {**typed(plan.options()), **given}
-    elif "config" not in own:
-        tuning = "lora" if "model.lora.rank" in asked else "finetune"
-        given = {**recipe(tuning if weights else "quick"), **given}
-    if weights is not None:
-        context, text = _positions(weights, given, minutes)
-        given = {**_of_weights(weights, given, context, minutes), **given}
-    options = _options(given)
-    if weights is not None:
-        options = _on_weights(options, weights)
-        report(*_positions_line(weights.config.context_length, options.model.config.context_length))
-    return Start(
-        options=options,
-        tokenizer=weights.tokenizer if weights else None,
-        weights=HandedOn(weights),
-        text=HandedOn(text),
-        folder=folder_to_restart(options.run) if wanted else None,
-        plan=plan,
-        began=began,
-        minutes=minutes,
-        claim=claim,
-    )
+    if "model.init_from" in asked:
+        begun = _tuned(own, given, minutes)
+    elif minutes is not None:
+        begun = _planned(given, minutes, began)
+        report(*([] if has_end else [_NO_END]), str(begun.plan))
+    else:
+        usual = {} if "config" in own else recipe("quick")
+        begun = Start(options=_options({**usual, **given}))
+    folder = folder_to_restart(begun.options.run) if wanted else None
+    return replace(begun, folder=folder, began=began, minutes=minutes, claim=claim)
+
+
+def _planned(given: Values, minutes: float, began: float) -> Start:
+    """Start a run from scratch whose options are planned around the given ones."""
+    unchecked = (*GIVEN, "data.val_fraction")  # the planner checks these
+    checked = _options({name: value for name, value in given.items() if name not in unchecked})
+    asked = {name: value for name, value in given.items() if value is not None}
+    reading = replace(checked.data.reading, val_fraction=asked.get("data.val_fraction"))
+    planner = Planner(asked, reading, began)
+    plan = planner.plan(minutes)
+    options = _options({**typed(plan.options()), **given})
+    return Start(options=options, plan=plan, text=HandedOn(planner.text))
+
+
+def _tuned(own: Values, given: Values, minutes: float | None) -> Start:
+    """Start a run from the weights that `model.init_from` names."""
+    _options(given)  # report errors before the weights are read
+    weights = read_weights(given["model.init_from"])
+    if "config" not in own:
+        is_lora = given.get("model.lora.rank") is not None
+        given = {**recipe("lora" if is_lora else "finetune"), **given}
+    context, text = _positions(weights, given, minutes)
+    given = {**_of_weights(weights, given, context, minutes), **given}
+    options = _on_weights(_options(given), weights)
+    report(*_positions_line(weights.config.context_length, options.model.config.context_length))
+    return Start(options=options, tokenizer=weights.tokenizer, weights=HandedOn(weights), text=HandedOn(text))
 
 
 def find(resume: str, run: str | None = None) -> Checkpoint | None:
@@ -274,7 +273,7 @@ def _other_processes(options: Options, written: Values) -> list[str]:
     if before == now or options.data.tokens_per_update is not None:
         return []
     how = f"for updates of the same size give --trainer.devices {before}, or a larger or smaller batch"
-    return [f"the run had {before} processes on a machine, and this start has {now}: {how}"]
+    return [f"the run had {counted(before, 'process')} on a machine, and this start has {now}: {how}"]
 
 
 def _check_here(source: str, values: Values, given: Set[str]) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import accumulate, chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, Token
@@ -13,6 +14,7 @@ from gpt.generation.healing import Prompt, typed_prompt
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Count], Field(fail_fast=True)]
@@ -83,26 +85,33 @@ class _Ignored(_Form):
     prediction: object = None
     prompt_cache_key: object = None
     prompt_cache_retention: object = None
+    reasoning_effort: object = None
     safety_identifier: object = None
     service_tier: object = None
     store: object = None
     user: object = None
 
 
-_Zero = Annotated[float, Field(ge=0, le=0)]
-_Nothing = Field(max_length=0)
+def _unsupported(value: T) -> T:
+    """Accept only a value that asks for nothing: zero, or an empty list, mapping or text."""
+    if value:
+        raise PydanticCustomError("unsupported", "this is not supported here, leave it out")
+    return value
+
+
+_Nothing = AfterValidator(_unsupported)
 
 
 class _Neutral(_Form):
     """Fields of OpenAI's form that are not supported here. Only values that ask for nothing are accepted."""
 
     best_of: Literal[1] | None = None
-    frequency_penalty: _Zero | None = None
+    frequency_penalty: Annotated[float, _Nothing] | None = None
     function_call: Literal["none", "auto"] | None = None
     functions: Annotated[list[object], _Nothing] | None = None
     logit_bias: Annotated[dict[str, object], _Nothing] | None = None
     modalities: list[Literal["text"]] | None = None
-    presence_penalty: _Zero | None = None
+    presence_penalty: Annotated[float, _Nothing] | None = None
     response_format: dict[Literal["type"], Literal["text"]] | None = None
     suffix: Annotated[str, _Nothing] | None = None
     tool_choice: Literal["none", "auto"] | None = None

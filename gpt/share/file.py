@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpt.errors import InputError
 from gpt.files import atomic_write
 from gpt.generation.compiled import quantized
+from gpt.progress import counted
 from gpt.share.page import page_of
 from gpt.text.table import LAST_WORD, WORDS, pack
 from gpt.weights.checkpoint import RunPart, Snapshot, most_crowded
@@ -76,7 +77,8 @@ def write(
         raise InputError(f"the file would have {size}, more than {LARGEST / 1e6:.0f}: {advice}")
     with atomic_write(path, "wb") as output:
         output.write(content)
-    return f"{path} has {size}: the model in {precision} and {len(models) - 1} snapshots of its training"
+    snapshots_inside = counted(len(models) - 1, "snapshot")
+    return f"{path} has {size}: the model in {precision} and {snapshots_inside} of its training"
 
 
 def _packed(weights: Weights, precision: Precision) -> tuple[bytes, dict[str, list[int]]]:

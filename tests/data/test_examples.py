@@ -196,7 +196,7 @@ def test_what_is_left_out_and_what_is_cut(tmp_path, capsys):
     cut = sum(length > 64 for length in lengths[:train])
     assert max(lengths) > 128
     assert (
-        f"{cut} of {train} examples are longer than the context_length of 64 and are cut, so their "
+        f"examples longer than the context_length of 64 are cut, {cut} of {train}, so their "
         "completions lack some of the prompt: give --model.config.context_length 256"
     ) in capsys.readouterr().err
 

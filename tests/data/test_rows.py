@@ -187,10 +187,10 @@ def test_a_first_row_without_the_column_does_not_decide(tmp_path, capsys):
         tmp_path / "a.jsonl", lines([{"id": 1}, {"text": "x", "id": 2}, {"note": "z"}, {"text": "y"}])
     )
     assert documents(path) == ["x", "y"]
-    assert f"{path}: 2 rows without text were left out; the first has id" in capsys.readouterr().err
+    assert f"{path}: left out 2 rows without text; the first has id" in capsys.readouterr().err
     rows = [{"id": 1}, {"prompt": ASKED, "completion": ANSWER}, {"prompt": ASKED}]
     assert documents(write(tmp_path / "b.jsonl", lines(rows))) == [EXAMPLE]
-    assert "2 rows without prompt or completion were left out" in capsys.readouterr().err
+    assert "left out 2 rows without prompt or completion" in capsys.readouterr().err
     with pytest.raises(InputError, match="has no column 'text', it has id: choose one"):
         documents(write(tmp_path / "c.jsonl", lines([{"id": 1}, {"note": 1}])))
 
@@ -201,11 +201,9 @@ BAD = ['{"text": "x"}', "{broken", '{"text": "y"}', "7", '{"text": ["no"]}', '{"
 def test_bad_rows_are_left_out_and_counted_up_to_a_limit(tmp_path, capsys):
     path = write(tmp_path / "a.jsonl", "\n".join(BAD))
     assert documents(path, skip_bad_rows=3) == ["x", "y", "z"]
-    line = f"3 bad rows were left out, the first: {path} in line 2: is no JSON"
+    line = f"left out 3 bad rows, the first: {path} in line 2: is no JSON"
     assert line in capsys.readouterr().err
-    with pytest.raises(
-        InputError, match=r"in line 5: .*; 2 bad rows are left out already by --skip_bad_rows"
-    ):
+    with pytest.raises(InputError, match=r"in line 5: .*; 2 bad rows left out already by --skip_bad_rows"):
         documents(path, skip_bad_rows=2)
     with pytest.raises(InputError, match=r"in line 2: .*; leave out bad rows with --skip_bad_rows \(gpt fit"):
         documents(path)

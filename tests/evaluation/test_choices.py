@@ -91,7 +91,7 @@ def test_a_long_prompt_loses_its_beginning(model, capsys):
     longest = 97 - max(map(len, choices))
     expected = [log_probability(model, prompt[-longest:], label) for label in LABELS]
     assert log_probabilities(model, [prompt], choices)[0] == pytest.approx(expected, abs=1e-3)
-    assert f"1 of 1 prompts are longer than {longest} tokens" in capsys.readouterr().err
+    assert f"prompts longer than {longest} tokens lose their beginning, 1 of 1" in capsys.readouterr().err
 
 
 def test_the_command_scores_a_held_out_part_among_all_labels(model, corpus, tmp_path, capsys):

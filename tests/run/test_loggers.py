@@ -25,6 +25,7 @@ def test_tensorboard_has_the_figures_of_the_csv(workplace):
     events = EventAccumulator("runs/r/tensorboard").Reload()
     written = yaml.safe_load(Path("runs/r/tensorboard/hparams.yaml").read_text("utf-8"))
     assert written["trainer"]["max_steps"] == 4
+    assert "hp_metric" not in events.Tags()["scalars"]
     for name in ("train_loss", "val_bits_per_byte"):
         drawn = {event.step: event.value for event in events.Scalars(name)}
         written = {int(row["step"]): float(row[name]) for row in rows("r") if row[name]}

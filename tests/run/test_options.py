@@ -214,4 +214,4 @@ def test_the_help_is_short_and_what_is_rare_stands_in_the_docs(capsys):
 def test_more_processes_than_cores_are_told(workplace, monkeypatch, capsys):
     monkeypatch.setattr("gpt.run.fit.cores", lambda: 0)
     assert fit("--trainer.accelerator", "cpu", "--trainer.max_steps", "1") == 0
-    assert "1 processes on 0 cores: each waits for the others" in capsys.readouterr().err
+    assert "1 process on 0 cores: each waits for the others" in capsys.readouterr().err

@@ -153,7 +153,7 @@ def test_windows_that_are_too_short_are_told_of_and_train_on(folder, capsys):
     options = [*OPTIONS[:-1], "16", "--data.corpus", "long.jsonl", "--run", "short", "--log_every", "1"]
     assert main([*TINY, *options, "--trainer.max_steps", "10"]) == 0
     said = capsys.readouterr().err
-    assert " examples are longer than the context_length of 16 and are cut" in said
+    assert "examples longer than the context_length of 16 are cut, " in said
     assert (
         "give --model.config.context_length 1024" in said or "give --model.config.context_length 512" in said
     )
