@@ -1,7 +1,7 @@
 """A minimal GPT: train it, generate text with it, reuse its attention module. Names load on first use."""
 
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpt.attention import MultiHeadAttention
@@ -21,7 +21,7 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'gpt' has no attribute {name!r}")
     return resolve_name(_HOME[name])

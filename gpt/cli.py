@@ -14,7 +14,7 @@ from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpt.cores import limit_threads
 from gpt.errors import InputError
@@ -185,11 +185,13 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
     for option, parameter in inspect.signature(function).parameters.items():
         kind, several = _kind_of(get_type_hints(function)[option])
         if parameter.default is inspect.Parameter.empty:  # a positional argument: the corpus, or the runs
-            how: dict[str, Any] = {"nargs": "+"} if several else {}
-            parser.add_argument(option, type=kind, help=texts[option], **how)
+            nargs = "+" if several else None
+            parser.add_argument(option, type=kind, help=texts[option], nargs=nargs)
         else:
-            how = {"action": "append"} if several else {}
             default = str(parameter.default) if isinstance(parameter.default, Path) else parameter.default
+            how: dict[str, str] = {}
+            if several:
+                how["action"] = "append"
             if not is_dataclass(kind):
                 how["metavar"] = value_name(option, kind)
             parser.add_argument(f"--{option}", type=kind, default=default, help=texts[option], **how)
@@ -207,7 +209,7 @@ def _usage(name: str, function: Callable[..., object]) -> str:
     return f"gpt {name} {first} [--NAME VALUE]..."
 
 
-def _kind_of(hint: Any) -> tuple[Any, bool]:
+def _kind_of(hint: object) -> tuple[object, bool]:
     """Return the type of an option's value, and whether the option takes several values.
 
     Text and paths are taken as they are typed, even `null`, `~` and `[end]`. jsonargparse would read a value
@@ -235,7 +237,7 @@ class _Text:
 _text = _Text()
 
 
-def _is_path(hint: Any) -> bool:
+def _is_path(hint: object) -> bool:
     """Whether an option's value is a path rather than text."""
     kinds = (*get_args(hint), hint)
     return Path in kinds and str not in kinds

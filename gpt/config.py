@@ -2,10 +2,9 @@
 
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
-from typing import Any
 
 from gpt.errors import InputError
-from gpt.plain import shown
+from gpt.plain import JsonObject, shown
 
 # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", table 2; heads are 64 wide.
 _SIZES: dict[str, dict[str, int]] = {
@@ -15,11 +14,7 @@ _SIZES: dict[str, dict[str, int]] = {
     "gpt2-xl": {"emb_dim": 1600, "num_heads": 25, "num_layers": 48},
 }
 
-_KINDS: dict[Any, tuple[Any, str]] = {
-    int: (Integral, "a whole number"),
-    float: (Real, "a number"),
-    bool: (bool, "true or false"),
-}
+_KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _LARGEST = 1 << 28  # keeps every tensor's size below 64 bits
 _LARGE_MASK = 1 << 28  # bytes, at 16,384 tokens; a larger mask must be no larger than the weights
 _MOST_LAYERS = 10_000  # each layer's Python object takes memory, even without weights
@@ -52,9 +47,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            number, called = _KINDS[field.type]
-            if not isinstance(value, number) or (isinstance(value, bool) and field.type is not bool):
-                raise InputError(f"{field.name} must be {called}, got {shown(value)}")
+            if not _is_of_kind(value, field.type):
+                raise InputError(f"{field.name} must be {_KINDS[field.type]}, got {shown(value)}")
             most = _MOST_LAYERS if field.name == "num_layers" else _LARGEST
             if field.type is int and not 1 <= value <= most:
                 limit = "at least 1" if value < 1 else f"at most {most}"
@@ -69,24 +63,31 @@ class GPTConfig:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names that `from_name` takes."""
+        """Return the names that `from_name` takes."""
         return tuple(_SIZES)
 
     @classmethod
-    def from_name(cls, name: str, **changes: Any) -> "GPTConfig":
+    def from_name(cls, name: str, **changes: float) -> "GPTConfig":
         """Return a named size, with changes: `GPTConfig.from_name("gpt2-xl", context_length=256)`."""
         if name not in _SIZES:
             raise InputError(f"unknown model size {name!r}, expected one of {', '.join(_SIZES)}")
         return cls.from_dict({**_SIZES[name], **changes})
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "GPTConfig":
+    def from_dict(cls, values: JsonObject) -> "GPTConfig":
         """Build a config from what `to_dict` returned; InputError for an unknown field."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(map(str, values.keys() - known)):
             raise InputError(f"unknown model setting {', '.join(unknown)}, expected {', '.join(known)}")
         return cls(**values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain values, for JSON and checkpoints."""
         return asdict(self)
+
+
+def _is_of_kind(value: object, kind: object) -> bool:
+    """Whether a value, also one of NumPy, can stand for an int, a float or a bool."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, Integral if kind is int else Real)

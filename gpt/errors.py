@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """The given input cannot be used. The command line prints its one line and exits with status 2."""
+    """An error of the given input. The command line prints its one line and exits with status 2."""
 
 
 def check_least(least: float, **values: float | None) -> None:

@@ -239,7 +239,7 @@ def file_sha256(path: StrPath) -> str:
     return digest.hexdigest()
 
 
-def write_json(path: StrPath, value: Any) -> None:
+def write_json(path: StrPath, value: object) -> None:
     """Write indented JSON atomically. File names that are not UTF-8 survive a round trip."""
     with atomic_write(path, "wb") as file:  # backslashreplace escapes a lone surrogate as JSON does
         file.write(f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace"))

@@ -3,12 +3,12 @@
 import textwrap
 from argparse import SUPPRESS, Action
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from jsonargparse import DefaultHelpFormatter
 
 _WIDTH = 100
-_NUMBERS = {int: "N", float: "NUMBER"}
+_NUMBERS: dict[object, str] = {int: "N", float: "NUMBER"}
 _PRINT_CONFIG = "--print_config"
 _TEXTS = {  # of the options that jsonargparse adds by itself
     _PRINT_CONFIG: "print all options as a file for --config, and do nothing else",
@@ -40,7 +40,7 @@ class HelpFormatter(DefaultHelpFormatter):
         return super()._format_action_invocation(action) if is_ours else _PRINT_CONFIG
 
 
-def value_name(option: str, kind: Any) -> str:
+def value_name(option: str, kind: object) -> str:
     """Return what stands for the value of an option of this type: its choices, a number, or its name."""
     if get_origin(kind) is Literal:
         return f"{{{','.join(get_args(kind))}}}"

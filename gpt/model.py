@@ -6,7 +6,6 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(4 * config.emb_dim, config.emb_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Transform each token by itself: (B, T, D) -> (B, T, D)."""
         return self.down(self.activation(self.up(x)))
 
 
@@ -48,9 +47,19 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, **options: Any) -> Tensor:
-        """(B, T, D) -> (B, T, D); `options` are the masks and the cache of `MultiHeadAttention.forward`."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), **options))
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Compute (B, T, D) -> (B, T, D); masks and cache are those of `MultiHeadAttention.forward`."""
+        attended = self.attention(
+            self.attention_norm(x), key_padding_mask=key_padding_mask, attn_mask=attn_mask, cache=cache
+        )
+        x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -73,9 +82,27 @@ class GPT(nn.Module):
         self.register_load_state_dict_post_hook(_tie_weights)  # type: ignore[no-untyped-call]
         self._init_weights()
 
-    def forward(self, tokens: Tensor, *, last: int | None = None, **options: Any) -> Tensor:
-        """Token ids (B, T) int64 -> logits (B, T, V), or (B, last, V); `options` are those of `features`."""
-        features = self.features(tokens, **options)
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        last: int | None = None,
+        positions: Tensor | None = None,
+        caches: Sequence[LayerCache] | None = None,
+        key_padding_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits: token ids (B, T) int64 -> (B, T, V), or (B, last, V) of the last tokens only.
+
+        The other arguments are those of `features`.
+        """
+        features = self.features(
+            tokens,
+            positions=positions,
+            caches=caches,
+            key_padding_mask=key_padding_mask,
+            document_ids=document_ids,
+        )
         return self.head(features if last is None else features[:, -last:])
 
     def features(
@@ -117,7 +144,7 @@ class GPT(nn.Module):
         return self.final_norm(x)
 
     def num_parameters(self) -> int:
-        """The number of weights; tied embeddings count once."""
+        """Return the number of weights; tied embeddings count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _check(self, tokens: Tensor, cached: int) -> None:
@@ -163,6 +190,6 @@ class GPT(nn.Module):
                 module.mask = mask
 
 
-def _tie_weights(module: nn.Module, _: Any) -> None:
+def _tie_weights(module: nn.Module, _: object) -> None:
     assert isinstance(module, GPT)
     module.tie_weights()

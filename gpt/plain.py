@@ -5,20 +5,29 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from gpt.errors import InputError
 
 if TYPE_CHECKING:
+    import yaml
+    from _typeshed import DataclassInstance
     from jsonargparse import ArgumentParser
 
 T = TypeVar("T")
+Json: TypeAlias = Any
+"""A value as JSON and YAML have it: None, a bool, a number, a text, or lists and mappings of these.
+
+For mypy it is `Any`: who reads a stranger's file checks it, or catches what a value of another type raises.
+"""
+JsonObject: TypeAlias = dict[str, Json]
+"""A mapping of names to such values."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LARGEST = 1 << 53  # up to here every JSON reader has exact whole numbers
 
@@ -28,7 +37,7 @@ def shown(value: object) -> str:
     return reprlib.repr(value)
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> Json:
     """Parse a JSON text whose numbers are finite; ValueError for any other text."""
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -36,12 +45,12 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> Json:
     """Parse a YAML text of plain values; ValueError for any other, and for aliases, which can expand."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
+        def compose_node(self, parent: "yaml.Node | None", index: int) -> "yaml.Node | None":
             if self.check_event(yaml.AliasEvent):
                 raise yaml.YAMLError("it has an alias (*), write out what it stands for")
             return super().compose_node(parent, index)
@@ -57,7 +66,7 @@ def is_hub_name(name: str) -> bool:
     return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not Path(name).parent.is_dir()
 
 
-def build(kind: type[T], values: Any) -> T:
+def build(kind: type[T], values: object) -> T:
     """Build the dataclass `kind` from a mapping; InputError unless it has exactly its fields and types."""
     hints = get_type_hints(kind)
     if not isinstance(values, Mapping) or values.keys() != hints.keys():
@@ -68,7 +77,7 @@ def build(kind: type[T], values: Any) -> T:
     return kind(**values)
 
 
-def build_known(kind: type[T], values: Any) -> tuple[T, tuple[str, ...]]:
+def build_known(kind: type[T], values: object) -> tuple[T, tuple[str, ...]]:
     """Like `build`, from a mapping that another version has written; also return the unknown fields' names.
 
     Unknown fields are ignored. Missing fields take their defaults; InputError for one without a default.
@@ -76,7 +85,7 @@ def build_known(kind: type[T], values: Any) -> tuple[T, tuple[str, ...]]:
     if not isinstance(values, Mapping):
         raise InputError(f"expected {', '.join(get_type_hints(kind))}, got {shown(values)}")
     given = {str(name): value for name, value in values.items()}
-    known: dict[str, Any] = {}
+    known: JsonObject = {}
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name in given:
             known[field.name] = given[field.name]
@@ -87,7 +96,7 @@ def build_known(kind: type[T], values: Any) -> tuple[T, tuple[str, ...]]:
     return build(kind, known), tuple(sorted(given.keys() - known.keys()))
 
 
-def as_dict(value: Any) -> dict[str, Any]:
+def as_dict(value: "DataclassInstance") -> JsonObject:
     """Return a dataclass's fields and values, without copying the values."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
@@ -127,12 +136,12 @@ def values_in(arguments: list[str]) -> Iterator[tuple[str, str]]:
             yield name, following
 
 
-def kind_in_words(kind: Any) -> str:
+def kind_in_words(kind: object) -> str:
     """Return an option's type as text, such as `int` or `one of 'cpu', 'cuda'`."""
     return re.sub(r"(Optional\[)?Literal\[(.+?)\]+", r"one of \2", inspect.formatannotation(kind))
 
 
-def check_option(parser: "ArgumentParser", name: str, value: Any, kind: Any) -> None:
+def check_option(parser: "ArgumentParser", name: str, value: object, kind: object) -> None:
     """Raise InputError if an option, of a dotted name and this type, cannot have this value."""
     from jsonargparse import ArgumentError
 
@@ -145,7 +154,7 @@ def check_option(parser: "ArgumentParser", name: str, value: Any, kind: Any) -> 
         raise InputError(f"--{name}: expected {kind_in_words(kind)}, got {shown(value)}") from None
 
 
-def check_options(parser: "ArgumentParser", arguments: list[str], kinds: Mapping[str, Any]) -> None:
+def check_options(parser: "ArgumentParser", arguments: list[str], kinds: Mapping[str, object]) -> None:
     """Raise InputError for the first option in a command line whose value is not of its type."""
     for name, value in values_in(arguments):
         if name in kinds:
@@ -159,18 +168,26 @@ def _finite(text: str) -> float:
     return number
 
 
-def _is_a(value: Any, hint: Any) -> bool:
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    for kind in kinds:
-        if kind is NoneType:
-            if value is None:
-                return True
-        elif kind in (int, float):
-            number = isinstance(value, int | kind) and not isinstance(value, bool)
-            if number and abs(value) <= _LARGEST:
-                return True
-        elif isinstance(value, getattr(kind, "__origin__", kind)):
-            inner = [part for part in get_args(kind) if part is not ...][-1:]  # str of tuple[str, ...]
-            parts = value.values() if isinstance(value, dict) else value
-            return inner in ([], [Any]) or all(_is_a(part, inner[0]) for part in parts)
-    return False
+def _is_a(value: object, hint: object) -> bool:
+    """Whether a value has the type that a dataclass's field declares, its parts too."""
+    if isinstance(hint, UnionType):
+        return any(_is_a(value, kind) for kind in get_args(hint))
+    if hint is NoneType:
+        return value is None
+    if hint is int:
+        return _is_number(value, (int,))
+    if hint is float:
+        return _is_number(value, (int, float))
+    kind = get_origin(hint) or hint  # dict of dict[str, int]
+    if not isinstance(kind, type) or not isinstance(value, kind):
+        return False
+    inner = [part for part in get_args(hint) if part is not ...]  # [str] of tuple[str, ...]
+    if not inner or inner[-1] is Any:
+        return True
+    parts = value.values() if isinstance(value, Mapping) else value
+    assert isinstance(parts, Iterable)
+    return all(_is_a(part, inner[-1]) for part in parts)
+
+
+def _is_number(value: object, kinds: tuple[type[float], ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= _LARGEST

@@ -1,4 +1,4 @@
-"""What a terminal shows: lines, tables and progress.
+"""Print lines, tables and progress on a terminal.
 
 Progress is a bar with the time left on a terminal, and a plain line every ten seconds elsewhere.
 """
@@ -135,7 +135,8 @@ def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Calla
     def advance(more: int, figures: str = "", total: int | None = total) -> None:
         nonlocal done, last
         done += more
-        if (now := time.monotonic()) - last < _SECONDS_BETWEEN_LINES:
+        now = time.monotonic()
+        if now - last < _SECONDS_BETWEEN_LINES:
             return
         last = now
         speed = (done - before) / (now - start)
@@ -143,6 +144,7 @@ def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Calla
         if unit == "bytes":
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
         left = f"{(total - done) / speed:.0f} s left" if total and total > done and speed else ""
-        report(f"{label}: {', '.join(filter(None, (count, figures, left)))}", prefix="")
+        told = [part for part in (count, figures, left) if part]
+        report(f"{label}: {', '.join(told)}", prefix="")
 
     return advance

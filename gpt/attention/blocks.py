@@ -28,7 +28,7 @@ def prefers_blocks(query: Tensor) -> bool:
 
 
 def block_size(length: int) -> int | None:
-    """The number of queries in a block; None puts all of them into one block."""
+    """Return the number of queries in a block; None puts all of them into one block."""
     # torch.compile would specialise a loop over blocks to one length.
     if torch.compiler.is_compiling() or length < _SHORTEST_DIVIDED:
         return None

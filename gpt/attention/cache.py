@@ -4,7 +4,7 @@ Shapes: B batch, H heads, L capacity in tokens, S tokens held so far, T new toke
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..errors import InputError
 
 
 class LayerCache(Protocol):
-    """What attention needs of the cache of one layer. `length` is the number of tokens held."""
+    """A cache of one layer's keys and values, as attention uses it. `length` is the number of tokens held."""
 
     length: int
 
@@ -29,13 +29,20 @@ class KeyValueCache:
     """The keys and values of one attention layer, in memory that is allocated once.
 
     `length` is the number of tokens held. The caller pads shorter prompts on the left and masks the padding.
-    The options are `device` and `dtype`.
     """
 
     def __init__(
-        self, batch_size: int, num_heads: int, max_length: int, head_dim: int, **options: Any
+        self,
+        batch_size: int,
+        num_heads: int,
+        max_length: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.keys = torch.zeros(batch_size, num_heads, max_length, head_dim, **options)  # (B, H, L, K)
+        shape = (batch_size, num_heads, max_length, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (B, H, L, K)
         self.values = torch.zeros_like(self.keys)  # (B, H, L, K)
         self.length = 0
 

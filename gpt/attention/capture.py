@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,10 +16,12 @@ def capture_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     captured: dict[str, Tensor] = {}
 
-    def request(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def request(
+        _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         return args, {**kwargs, "need_weights": True}
 
-    def keep(module: nn.Module, _: Any, result: tuple[Tensor, Tensor]) -> Tensor:
+    def keep(module: nn.Module, _: object, result: tuple[Tensor, Tensor]) -> Tensor:
         captured[names[module]] = result[1].detach()
         return result[0]
 

@@ -26,7 +26,7 @@ class Attended(NamedTuple):
 
 
 def causal_mask(length: int, device: torch.device | str | None = None) -> Tensor:
-    """(length, length) boolean, True above the diagonal: the keys that come after the query."""
+    """Return a boolean mask (length, length), True above the diagonal: where a key comes after the query."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(diagonal=1)
 
 
@@ -91,7 +91,7 @@ def _causal_attention(query: Tensor, key: Tensor, value: Tensor, causal: Tensor,
 
 
 def _later_keys(causal: Tensor, num_queries: int, num_keys: int) -> Tensor:
-    """The last T rows of the causal mask: (1, 1, T, S)."""
+    """Return the last T rows of the causal mask: (1, 1, T, S)."""
     if torch.compiler.is_exporting():  # a slice would limit the exported program to the mask's length
         positions = torch.arange(num_keys, device=causal.device)
         later = positions > positions[num_keys - num_queries :, None]  # (T, S)

@@ -5,8 +5,6 @@ Shapes: B batch, T tokens of the input, S keys (the cached tokens and then the i
 tokens), H heads, K width of a head (d_out = H * K).
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -165,12 +163,12 @@ class MultiHeadAttention(nn.Module):
         return mask | padding
 
 
-def _without_mask(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _without_mask(module: nn.Module, state_dict: dict[str, object], prefix: str, *_: object) -> None:
     """Ignore the float `mask` that the book's own module saves in its state dict."""
     state_dict.pop(prefix + "mask", None)
 
 
-def _with_new_mask(module: nn.Module, _: Any) -> None:
+def _with_new_mask(module: nn.Module, _: object) -> None:
     """Compute the mask again after weights are loaded, because `.to_empty` leaves garbage in it."""
     assert isinstance(module, MultiHeadAttention)
     module.mask = causal_mask(module.context_length, module.out_proj.weight.device)

@@ -11,12 +11,15 @@ from .kernels import attend, causal_mask
 
 
 def attention_scores(x: Tensor) -> Tensor:
-    """Dot product of each token with every token, without trainable weights: (..., T, D) -> (..., T, T)."""
+    """Return the dot product of each token with every token: (..., T, D) -> (..., T, T).
+
+    There are no trainable weights yet.
+    """
     return x @ x.transpose(-2, -1)
 
 
 def attention_scores_by_loop(x: Tensor) -> Tensor:
-    """`attention_scores` computed one dot product at a time: (T, D) -> (T, T)."""
+    """Compute `attention_scores` one dot product at a time: (T, D) -> (T, T)."""
     return torch.stack([torch.stack([torch.dot(query, key) for key in x]) for query in x])
 
 
@@ -26,12 +29,15 @@ def normalise_by_sum(scores: Tensor) -> Tensor:
 
 
 def softmax_naive(scores: Tensor) -> Tensor:
-    """exp(score) / sum(exp(scores)): (..., T) -> (..., T). Large scores overflow, unlike in torch.softmax."""
+    """Return exp(score) / sum(exp(scores)): (..., T) -> (..., T).
+
+    Large scores overflow, unlike in torch.softmax.
+    """
     return normalise_by_sum(torch.exp(scores))
 
 
 def context_vectors(weights: Tensor, x: Tensor) -> Tensor:
-    """The weighted mean of the tokens for each query: (..., T, T), (..., T, D) -> (..., T, D)."""
+    """Return the weighted mean of the tokens for each query: (..., T, T), (..., T, D) -> (..., T, D)."""
     return weights @ x
 
 
@@ -56,12 +62,12 @@ class SelfAttention_v1(nn.Module):
         self.W_value = nn.Parameter(torch.rand(d_in, d_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(T, D) -> (T, K)."""
+        """Compute the context vectors: (T, D) -> (T, K)."""
         return attend(x @ self.W_query, x @ self.W_key, x @ self.W_value)[0]
 
 
 class SelfAttention_v2(nn.Module):
-    """v1 with `nn.Linear`, which initialises the weights better and stores them transposed."""
+    """`SelfAttention_v1` with `nn.Linear`, which initialises weights better and stores them transposed."""
 
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
         super().__init__()
@@ -70,12 +76,12 @@ class SelfAttention_v2(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(T, D) -> (T, K)."""
+        """Compute the context vectors: (T, D) -> (T, K)."""
         return attend(self.W_query(x), self.W_key(x), self.W_value(x))[0]
 
 
 class CausalAttention(SelfAttention_v2):
-    """v2 with a batch dimension, a causal mask and dropout on the weights."""
+    """`SelfAttention_v2` with a batch dimension, a causal mask and dropout on the weights."""
 
     mask: Tensor
 
@@ -87,7 +93,7 @@ class CausalAttention(SelfAttention_v2):
         self.register_buffer("mask", causal_mask(context_length))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, K)."""
+        """Compute the context vectors: (B, T, D) -> (B, T, K)."""
         masked = self.mask[: x.shape[1], : x.shape[1]]  # (T, T)
         dropout_p = self.dropout.p if self.training else 0.0
         return attend(self.W_query(x), self.W_key(x), self.W_value(x), masked, dropout_p)[0]
@@ -111,12 +117,12 @@ class MultiHeadAttentionWrapper(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, H * K)."""
+        """Compute the context vectors: (B, T, D) -> (B, T, H * K)."""
         return torch.cat([head(x) for head in self.heads], dim=-1)
 
 
 def scores_of_heads(query: Tensor, key: Tensor) -> Tensor:
-    """All heads' scores in one batched matrix product: (B, H, T, K), (B, H, T, K) -> (B, H, T, T)."""
+    """Return all heads' scores in one batched matrix product: (B, H, T, K), (B, H, T, K) -> (B, H, T, T)."""
     return query @ key.transpose(2, 3)
 
 
@@ -135,7 +141,7 @@ class MultiHeadAttn(nn.Module):
         self.register_buffer("bias", torch.tril(torch.ones(1, 1, block_size, block_size)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, H * K) -> (B, T, H * K)."""
+        """Compute the context vectors: (B, T, H * K) -> (B, T, H * K)."""
         num_tokens, n_embd = x.shape[1:]
         query, key, value = (
             part.unflatten(2, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)

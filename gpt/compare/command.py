@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from gpt.compare.machine import Machine, Processes, recipes_of, train_all
 from gpt.compare.picture import draw
@@ -125,7 +125,7 @@ def opened(folder: Path) -> Iterator[None]:
 def ending_at_signals() -> Iterator[None]:
     """Treat signals that end this process like Ctrl-C: the present run is stopped and saves itself."""
 
-    def end(number: int, _: Any) -> None:
+    def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import yaml
 
@@ -16,7 +16,7 @@ from gpt.compare.variants import HELD_OUT, OUR_SOURCE, Variant, slug
 from gpt.cores import cores
 from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.plain import parse_yaml
+from gpt.plain import JsonObject, parse_yaml
 from gpt.progress import progress, report
 from gpt.run.start import start
 
@@ -27,9 +27,9 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class Machine(Protocol):
-    """Reads the options of variants and trains them."""
+    """A machine that reads the options of variants and trains them."""
 
-    def options(self, variant: Variant) -> dict[str, Any]:
+    def options(self, variant: Variant) -> JsonObject:
         """Return all options of a variant, with defaults; InputError for options that `gpt fit` rejects."""
         ...
 
@@ -39,9 +39,12 @@ class Machine(Protocol):
 
 
 class Processes:
-    """Trains each run in its own process, one after another: each is isolated and has the whole machine."""
+    """A machine that trains each run in its own process, one after another.
 
-    def options(self, variant: Variant) -> dict[str, Any]:
+    So each run is isolated, and has all cores.
+    """
+
+    def options(self, variant: Variant) -> JsonObject:
         """Return a variant's options; an edited copy of the program is run to print its own."""
         if variant.source == OUR_SOURCE:
             try:
@@ -67,7 +70,8 @@ class Processes:
         The current folder is the comparison's, which has no package, so the source is imported.
         """
         source = str(training.recipe.variant.source)
-        path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+        before = os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([source, before]) if before else source
         config = write_config(training.recipe, folder)
         log = folder / "runs" / f"{training.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +119,7 @@ def recipes_of(variants: Iterable[Variant], machine: Machine) -> list[Recipe]:
     return recipes
 
 
-def with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
+def with_whole_paths(options: JsonObject) -> JsonObject:
     """Make paths of existing files absolute, because runs have another current folder."""
     absolute = dict(options)
     for room, name in _PATHS:
@@ -131,19 +135,12 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
     missing = [training for training in trainings if training not in done]
     total = sum(training.steps for training in trainings)
     before = total - sum(training.steps for training in missing)
-    if missing and (warning := busy_warning(current_load(), cores())):
+    warning = busy_warning(current_load(), cores())
+    if missing and warning:
         report(warning)
     with progress("comparing", total, done=before, unit="steps") as advance:
         for training in missing:
-            made = 0
-            label = f"{training.recipe.variant.name}, {training.text.name}, seed {training.seed}"
-
-            def watch(step: int | None = None) -> None:
-                nonlocal made
-                now = _step(training, folder) if step is None else step  # noqa: B023 - called in the loop
-                advance(max(0, now - made), label)  # noqa: B023
-                made = max(made, now)
-
+            watch = _watcher(training, folder, advance)
             watch(0)
             machine.train(training, folder, watch)
             outcome = read_outcome(training, folder)
@@ -154,6 +151,20 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
             done[training] = outcome
             watch(training.steps)
     return done
+
+
+def _watcher(training: Training, folder: Path, advance: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that advances the progress to a step of the run, by default to its present one."""
+    made = 0
+    label = f"{training.recipe.variant.name}, {training.text.name}, seed {training.seed}"
+
+    def watch(step: int | None = None) -> None:
+        nonlocal made
+        now = _step(training, folder) if step is None else step
+        advance(max(0, now - made), label)
+        made = max(made, now)
+
+    return watch
 
 
 def current_load() -> float:

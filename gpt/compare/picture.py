@@ -54,9 +54,11 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
 
 def common_steps(design: Design, outcomes: Outcomes, recipe: Recipe) -> list[int]:
     """Return the steps after which every run of the recipe and the base has a finite validation."""
-    tables = [design.table(lambda training: outcomes[training].curve, each) for each in (recipe, design.base)]
-    curves = [set(curve) for table in tables for row in table for curve in row]
-    return sorted(set.intersection(*curves))
+    steps: list[set[int]] = []
+    for compared in (recipe, design.base):
+        for row in design.table(lambda training: outcomes[training].curve, compared):
+            steps += [set(curve) for curve in row]
+    return sorted(set.intersection(*steps))
 
 
 def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]) -> list[Interval]:
@@ -65,14 +67,12 @@ def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[
     for step in steps:
         rows = []
         for text in design.texts:
-            pairs = [
-                [
-                    outcomes[Training(each, text, seed, design.steps)].curve[step]
-                    for each in (recipe, design.base)
-                ]
-                for seed in design.seeds
-            ]
-            rows.append([math.log(ours / base) for ours, base in pairs])
+            row = []
+            for seed in design.seeds:
+                own = outcomes[Training(recipe, text, seed, design.steps)].curve[step]
+                base = outcomes[Training(design.base, text, seed, design.steps)].curve[step]
+                row.append(math.log(own / base))
+            rows.append(row)
         intervals.append(paired_interval(rows))
     return intervals
 

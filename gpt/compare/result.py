@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpt.compare.interval import Interval, Table, paired_interval
 from gpt.compare.outcomes import Outcome
 from gpt.compare.trainings import Recipe, Text, Training
+from gpt.plain import JsonObject
 from gpt.progress import aligned
 
 T = TypeVar("T")
@@ -87,19 +88,25 @@ def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
 
 def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
     """Return the recipe's differences from the base; None if a run diverged."""
-    tables = [design.table(lambda training: outcomes[training], each) for each in (recipe, design.base)]
-    if not all(outcome.is_finite for row in tables[0] for outcome in row):
-        return None
-    pairs = [list(zip(*rows, strict=True)) for rows in zip(*tables, strict=True)]
-    bits = [[math.log(ours.bits / base.bits) for ours, base in row] for row in pairs]
-    time = [[math.log(ours.milliseconds / base.milliseconds) for ours, base in row] for row in pairs]
-    # If a step takes twice the time, half the steps fit, and the gain of a doubling is lost.
-    worth = [doubling(design, outcomes, text) / math.log(2) for text in design.texts]
-    equal = [
-        [of_bits - rate * of_time for of_bits, of_time in zip(*rows, strict=True)]
-        for rate, *rows in zip(worth, bits, time, strict=True)
-    ]
-    return Change(bits, time, equal)
+    bits: list[list[float]] = []
+    time: list[list[float]] = []
+    equal_time: list[list[float]] = []
+    for text in design.texts:
+        of_bits = []
+        of_time = []
+        for seed in design.seeds:
+            own = outcomes[Training(recipe, text, seed, design.steps)]
+            base = outcomes[Training(design.base, text, seed, design.steps)]
+            if not own.is_finite:
+                return None
+            of_bits.append(math.log(own.bits / base.bits))
+            of_time.append(math.log(own.milliseconds / base.milliseconds))
+        # If a step takes twice the time, half the steps fit, and the gain of a doubling is lost.
+        worth = doubling(design, outcomes, text) / math.log(2)
+        bits.append(of_bits)
+        time.append(of_time)
+        equal_time.append([b - worth * t for b, t in zip(of_bits, of_time, strict=True)])
+    return Change(bits, time, equal_time)
 
 
 def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference | None:
@@ -107,7 +114,11 @@ def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference
     changes = change(design, outcomes, recipe)
     if changes is None:
         return None
-    return Difference(*map(paired_interval, (changes.bits, changes.time, changes.equal_time)))
+    return Difference(
+        bits=paired_interval(changes.bits),
+        time=paired_interval(changes.time),
+        equal_time=paired_interval(changes.equal_time),
+    )
 
 
 def lines(design: Design, outcomes: Outcomes) -> list[str]:
@@ -115,11 +126,9 @@ def lines(design: Design, outcomes: Outcomes) -> list[str]:
     base = design.base.variant.name
     differences = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
     seeds = len(design.seeds)
-    verdicts = [
-        line
-        for recipe, measured in differences.items()
-        for line in verdict(recipe.variant.name, base, measured, seeds)
-    ]
+    verdicts: list[str] = []
+    for recipe, measured in differences.items():
+        verdicts += verdict(recipe.variant.name, base, measured, seeds)
     worth = fmean(doubling(design, outcomes, text) for text in design.texts)
     return [
         f"{', '.join(text.name for text in design.texts)}: {design.steps} steps, "
@@ -161,7 +170,9 @@ def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("text, in the same steps", *names)]
     of_base = design.table(lambda training: outcomes[training].bits, design.base)
     for number, text in enumerate(design.texts):
-        means = [percent(fmean(each.bits[number])) if each else "diverged" for each in changes]
+        means = [
+            percent(fmean(of_variant.bits[number])) if of_variant else "diverged" for of_variant in changes
+        ]
         rows.append((text.name, f"{fmean(of_base[number]):.4f}", *means))
     return rows
 
@@ -180,7 +191,7 @@ def verdict(name: str, base: str, difference: Difference | None, seeds: int) -> 
     ]
 
 
-def as_json(design: Design, outcomes: Outcomes) -> dict[str, Any]:
+def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
     """Return the result for JSON: every run, and the differences as fractions with their intervals."""
     variants = []
     for recipe in design.recipes:

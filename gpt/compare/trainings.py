@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from glob import escape, glob
 from pathlib import Path
-from typing import Any
 
 from gpt.compare.variants import Variant, slug
+from gpt.plain import JsonObject
 
 _SOURCE_FILES = (".py", ".cpp", ".json")
 _HASH = 10  # characters of a hash in a name
@@ -25,7 +25,7 @@ class Recipe:
     """A variant with all its options, as its own source reads them."""
 
     variant: Variant
-    options: dict[str, Any]
+    options: JsonObject
 
     @cached_property
     def digest(self) -> str:

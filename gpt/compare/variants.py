@@ -3,10 +3,11 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 
+from gpt.data.prepare import Reading
 from gpt.errors import InputError
 from gpt.plain import shown
 
@@ -14,7 +15,7 @@ BETWEEN = "vs"
 OUR_SOURCE = Path(__file__).resolve().parents[2]
 """The folder that holds the running package."""
 _LONGEST_NAME = 60  # characters of a folder's name
-HELD_OUT = ("val_fraction", "most_bytes", "text_column", "skip_bad_rows", "template")
+HELD_OUT = tuple(field.name for field in fields(Reading))
 """Options of `data` that decide which text is held out. Scores on different texts cannot be compared."""
 # Options that all variants share, and what the error says.
 _USUAL_CONFIG = ("--config", "quick")  # without a config `gpt fit` would plan for a time

@@ -22,7 +22,9 @@ def python_docs() -> Iterator[str]:
     from pydoc_data.topics import topics
 
     seen: set[str] = set()
-    for text in [*(topics[name] for name in sorted(topics)), *map(_docstrings, _source_files())]:
+    of_topics = [topics[name] for name in sorted(topics)]
+    of_modules = [_docstrings(path) for path in _source_files()]
+    for text in of_topics + of_modules:
         if document := _without_repeats(text, seen):
             yield document
 
@@ -39,7 +41,7 @@ _CORPORA = {"builtin:python-docs": python_docs, "builtin:python-stdlib": python_
 
 @cache
 def texts(name: str) -> list[str]:
-    """The documents of a built-in corpus, by its name in a corpus file (`builtin:...`)."""
+    """Return the documents of a built-in corpus, by its name in a corpus file (`builtin:...`)."""
     return list(_CORPORA[name]())
 
 
@@ -49,16 +51,16 @@ def _source_files() -> list[Path]:
 
 
 def _docstrings(path: Path) -> str:
-    """The docstrings of a module, its classes and functions, in the order of the source."""
+    """Return the docstrings of a module, its classes and functions, in the order of the source."""
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # a few library files are invalid on purpose
         return ""
-    return "\n\n".join(filter(None, _inside(tree)))
+    return "\n\n".join(text for text in _inside(tree) if text)
 
 
 def _inside(node: ast.AST) -> Iterator[str]:
-    """The docstrings of a node and of the statements inside it, in the order of the source."""
+    """Yield the docstrings of a node and of the statements inside it, in the order of the source."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield ast.get_docstring(node) or ""
     for statements in ("body", "cases", "handlers", "orelse", "finalbody"):

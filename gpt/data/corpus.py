@@ -1,4 +1,4 @@
-"""What a corpus is: files, and how their documents are read. `gpt.data.find` finds one by its name."""
+"""A corpus: files, and how their documents are read. `gpt.data.find` finds one by its name."""
 
 import math
 import os
@@ -37,7 +37,10 @@ from gpt.text.template import DEFAULT_TEMPLATE, Template
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Where documents come from, and how they are read. See `data/README.md`."""
+    """The files that documents come from, and how they are read: the fields of a corpus file.
+
+    `data/README.md` describes these. Raises InputError for a value that cannot be used.
+    """
 
     files: tuple[str, ...]
     """Paths, URLs, hub:OWNER/NAME, builtin:NAME; URLs are downloaded by `find_corpus`."""
@@ -85,10 +88,11 @@ class Corpus:
     @cached_property
     def _part_sizes(self) -> list[list[int]]:
         """The bytes to read of each part of each file: the part's size times the file's weight."""
-        weighted = zip(self.files, self._weight_of_each, strict=True)
-        return [
-            [math.ceil(weight * size) for size in part_sizes(name, self._choose)] for name, weight in weighted
-        ]
+        sizes_of_files = []
+        for name, weight in zip(self.files, self._weight_of_each, strict=True):
+            sizes = part_sizes(name, self._choose)
+            sizes_of_files.append([math.ceil(weight * size) for size in sizes])
+        return sizes_of_files
 
     @cached_property
     def _data_sets(self) -> dict[str, HubDataSet]:
@@ -97,7 +101,7 @@ class Corpus:
         return {name: HubDataSet(name.removeprefix("hub:"), self.subset, self.revision) for name in names}
 
     def size(self) -> int | None:
-        """The bytes to read in all. None if unknown in advance: files are compressed, or on the hub."""
+        """Return the bytes to read in all; None if unknown before: files are compressed, or on the hub."""
         return total_bytes(self._part_sizes)
 
     def estimated_size(self, read: int, documents: int) -> int:
@@ -114,7 +118,7 @@ class Corpus:
         return estimated_bytes(name)
 
     def stamps(self) -> list[object]:
-        """For each file a value that changes when the file does.
+        """Return, for each file, a value that changes when the file does.
 
         For a file on disk these are its size, its time of change and its inode number. For Python's own text
         it is Python's version. For a hub data set it is None.
@@ -161,7 +165,7 @@ class Corpus:
         return read_rows(name, parts, self._choose)
 
     def _choose(self, present: Sequence[str]) -> list[str]:
-        """The columns to read. Raises InputError if a needed one is not present."""
+        """Return the columns to read. Raises InputError if a needed one is not present."""
         columns = choose_columns(self.text_column, present)
         if columns is None:
             raise no_columns(self.text_column, present)

@@ -1,15 +1,15 @@
 """Turn rows into documents, piece by piece: texts, examples with prompts and replies, conversations."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpt.data.formats import Row
 from gpt.data.rows import place
 from gpt.errors import InputError
-from gpt.plain import parse_json, shown
+from gpt.plain import Json, JsonObject, parse_json, shown
 from gpt.progress import counted, notice_once
 from gpt.text.template import Part, Template
 from gpt.text.tokenizer import split_at_words, whole_characters
@@ -44,8 +44,12 @@ class Columns(NamedTuple):
         """The columns that a row must have."""
         return self.names if len(self.names) < 3 else (self.names[0], self.names[2])
 
+    def are_in(self, present: Collection[str]) -> bool:
+        """Whether a row or a file with these columns has the needed ones."""
+        return all(name in present for name in self.needed)
+
     def __str__(self) -> str:
-        """How the columns are read, for a notice to the user."""
+        """Say how the columns are read, for a notice to the user."""
         if len(self.names) == 1:
             return f"{self.kind}: column {self.names[0]} is a conversation"
         prompt = " and ".join(self.names[:-1])
@@ -62,21 +66,22 @@ EXAMPLES = (
     Columns(("question", "answer"), "pairs"),
     Columns(("query", "response"), "pairs"),
 )
-"""How rows without a column `text` are read: as the first of these whose columns they have."""
+"""The kinds of examples. Rows without a column `text` are read as the first whose columns they have."""
 
 
 def choose_columns(column: str, present: Sequence[str]) -> Columns | None:
-    """The columns to read, given the option `text_column`. None if the rows lack them."""
+    """Return the columns to read, given the option `text_column`; None if the rows lack them."""
     if column in present:
         return Columns((column,), "text" if column == TEXT else "")
     asked = Columns(tuple(part.strip() for part in column.split(",")), "pairs")
     known = EXAMPLES if column == TEXT else (asked,)
-    return next((columns for columns in known if {*columns.needed} <= {*present}), None)
+    return next((columns for columns in known if columns.are_in(present)), None)
 
 
 def check_columns(column: str) -> None:
     """Raise InputError if the option `text_column` names more than three columns."""
-    if len(names := column.split(",")) > 3:
+    names = column.split(",")
+    if len(names) > 3:
         raise InputError(
             f"text_column {column!r} names {len(names)} columns: expected the text's, PROMPT,COMPLETION or "
             "PROMPT,INPUT,COMPLETION"
@@ -84,7 +89,7 @@ def check_columns(column: str) -> None:
 
 
 def no_columns(column: str, present: Iterable[str]) -> InputError:
-    """The error for rows that lack the columns."""
+    """Return the error for rows that lack the columns."""
     return InputError(
         f"has no column {column!r}, it has {', '.join(present)}: choose one with --text_column, "
         "PROMPT,COMPLETION or PROMPT,INPUT,COMPLETION (gpt fit: --data.text_column)"
@@ -93,7 +98,7 @@ def no_columns(column: str, present: Iterable[str]) -> InputError:
 
 @dataclass
 class Tolerance:
-    """How many rows that cannot be used may be left out, and how many were left out so far."""
+    """A count of rows that cannot be used and are left out, and the most that may be."""
 
     most: int = 0
     skipped: int = field(default=0, init=False)
@@ -141,43 +146,51 @@ def read_documents(
             value = row.value
             if not isinstance(value, dict):
                 raise _no_row(value)
-            if columns is None and (columns := choose_columns(column, list(value))):
-                _tell(name, columns, value)
-            if columns is None or not all(map(value.__contains__, columns.needed)):
+            if columns is None:
+                columns = choose_columns(column, list(value))
+                if columns is not None:
+                    _tell(name, columns, value)
+            if columns is None or not columns.are_in(value):
                 lacking[tuple(value)] += 1
                 continue
             yield _read_row(columns, value, template)
         except InputError as error:
             tolerance.skip(name, f"in {place(name, row)}: {error}")
-    if lacking and columns is None:
+    if not lacking:
+        return
+    if columns is None:
         raise no_columns(column, next(iter(lacking)))
-    if columns and (count := lacking.total()):
-        what = ", ".join(next(iter(lacking))) or "nothing"
-        needed = " or ".join(columns.needed)
-        notice_once(f"{name}: left out {counted(count, 'row')} without {needed}; the first has {what}")
+    what = ", ".join(next(iter(lacking))) or "nothing"
+    needed = " or ".join(columns.needed)
+    notice_once(f"{name}: left out {counted(lacking.total(), 'row')} without {needed}; the first has {what}")
 
 
-def _no_row(value: Any) -> InputError:
-    """The error for a row that has no columns."""
+def _no_row(value: object) -> InputError:
+    """Return the error for a row that has no columns."""
     return value if isinstance(value, InputError) else InputError(f"expected an object, got {shown(value)}")
 
 
-def _tell(name: str, columns: Columns, row: dict[str, Any]) -> None:
+def _tell(name: str, columns: Columns, row: JsonObject) -> None:
     """Tell the user how the columns are read, unless they are plain text and nothing else is possible."""
-    if columns.kind != TEXT and columns.kind:
+    if columns.kind == TEXT:
+        examples = next((others for others in EXAMPLES if others.are_in(row)), None)
+        if examples is not None:
+            names = ",".join(column for column in examples.names if column in row)
+            notice_once(
+                f"{name}: column text is read, as plain text; --data.text_column {names} reads its examples"
+            )
+    elif columns.kind:
         notice_once(f"{name} is read as {columns}")
-    elif columns.kind == TEXT and (other := next((e for e in EXAMPLES if {*e.needed} <= {*row}), None)):
-        names = ",".join(name for name in other.names if name in row)
-        notice_once(
-            f"{name}: column text is read, as plain text; --data.text_column {names} reads its examples"
-        )
 
 
-def _read_row(columns: Columns, row: dict[str, Any], template: Template) -> Document:
-    """The document in a row's columns. It is empty if the row's text or one of its completions is empty."""
+def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document:
+    """Return the document in a row's columns.
+
+    It is empty if the row's text or one of its completions is empty.
+    """
     if len(columns.names) > 1:
         *prompt, completion = (_text(name, row.get(name)) for name in columns.names)
-        asked = {"role": "user", "content": "\n\n".join(filter(None, prompt))}
+        asked = {"role": "user", "content": "\n\n".join(text for text in prompt if text)}
         return _example([asked, {"role": "assistant", "content": completion}], template)
     (name,) = columns.names
     value = row[name]
@@ -187,14 +200,17 @@ def _read_row(columns: Columns, row: dict[str, Any], template: Template) -> Docu
     return [Part(text, True)] if text else []
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str | None):
         raise InputError(f"column {name!r} holds {type(value).__name__}, expected text")
     return value or ""
 
 
-def _messages(value: Any) -> Any:
-    """The messages of a conversation, converted to OpenAI's form. `Template.parts` checks them later."""
+def _messages(value: Json) -> Json:
+    """Return the messages of a conversation, converted to OpenAI's form.
+
+    `Template.parts` checks them later.
+    """
     if isinstance(value, str):  # CSV has only strings, so the messages are JSON in one
         with suppress(ValueError):
             value = parse_json(value)
@@ -203,13 +219,15 @@ def _messages(value: Any) -> Any:
     return [_openai(message) if isinstance(message, dict) else message for message in value]
 
 
-def _openai(message: dict[str, Any]) -> dict[str, Any]:
-    if "role" in message or not isinstance(sender := message.get("from"), str):
+def _openai(message: JsonObject) -> JsonObject:
+    """Return a message with OpenAI's names, if it has ShareGPT's."""
+    sender = message.get("from")
+    if "role" in message or not isinstance(sender, str):
         return message
     return {"role": _ROLES.get(sender, sender), "content": message.get("value")}
 
 
-def _example(messages: Any, template: Template) -> Document:
+def _example(messages: Json, template: Template) -> Document:
     *parts, (rest, _) = template.parts(messages)
     if rest:
         raise InputError(f"its last message is the {messages[-1]['role']}'s, expected the assistant's")

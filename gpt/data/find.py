@@ -6,7 +6,6 @@ import os
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from gpt.data.corpus import Corpus
@@ -16,13 +15,20 @@ from gpt.errors import InputError
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import build, is_hub_name, parse_yaml
 from gpt.progress import notice
+from gpt.text.template import Template
 
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_FILE = 1 << 16  # bytes
 _LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
 
 
-def find_corpus(name: str, **options: Any) -> Corpus:
+def find_corpus(
+    name: str,
+    *,
+    text_column: str | None = None,
+    skip_bad_rows: int | None = None,
+    template: Template | None = None,
+) -> Corpus:
     """Find what `name` means: a folder, file, URL, pattern, corpus file, or `OWNER/NAME` on the hub.
 
     The options are fields of `Corpus`. Those that are not None replace a corpus file's values.
@@ -31,13 +37,18 @@ def find_corpus(name: str, **options: Any) -> Corpus:
     corpus = _named_corpus(name)
     if not corpus.files:
         raise InputError(f"no file matches {name}")
-    given = {key: value for key, value in options.items() if value is not None}
     expected = corpus.sha256 or (None,) * len(corpus.files)
-    return replace(corpus, files=tuple(map(_at_hand, corpus.files, expected)), **given)
+    return replace(
+        corpus,
+        files=tuple(map(_at_hand, corpus.files, expected)),
+        text_column=corpus.text_column if text_column is None else text_column,
+        skip_bad_rows=corpus.skip_bad_rows if skip_bad_rows is None else skip_bad_rows,
+        template=corpus.template if template is None else template,
+    )
 
 
 def _named_corpus(name: str) -> Corpus:
-    """The corpus of this name, whose files may still have to be downloaded."""
+    """Return the corpus of this name, whose files may still have to be downloaded."""
     path = Path(name)
     if path.is_file() and path.suffix == ".yaml":
         return _read_corpus_file(path)
@@ -70,7 +81,7 @@ def _similar(path: Path) -> Path | None:
 
 
 def recipes() -> dict[str, Path]:
-    """The corpus files that come with the package, by name."""
+    """Return the corpus files that come with the package, by name."""
     return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
 
 
@@ -106,7 +117,10 @@ def _at_hand(name: str, sha256: str | None) -> str:
 
 
 def _check_sha256(path: StrPath, expected: str | None, what: str = "") -> None:
-    if expected and (actual := file_sha256(path)) != expected:
+    if expected is None:
+        return
+    actual = file_sha256(path)
+    if actual != expected:
         raise InputError(f"{what or path} has the SHA-256 {actual}, the corpus file expects {expected}")
 
 

@@ -33,7 +33,7 @@ def is_pattern(name: str) -> bool:
 
 
 def special_kind(name: str) -> str | None:
-    """`pipe`, `socket` or `device`. None for a file, for a folder, and if nothing has this name."""
+    """Return `pipe`, `socket` or `device`; None for a file, for a folder, and if nothing has this name."""
     try:
         return _SPECIAL.get(stat.S_IFMT(os.stat(name).st_mode))
     except OSError:
@@ -41,7 +41,7 @@ def special_kind(name: str) -> str | None:
 
 
 def find_files(name: str) -> tuple[str, ...]:
-    """The files of a folder or a pattern, in the order of their names.
+    """Return the files of a folder or a pattern, in the order of their names.
 
     Broken links are included, so that the caller reports the missing file. Raises InputError if some files
     hold rows and others hold text.

@@ -1,4 +1,4 @@
-"""What a file is, and its text: its format, compression and encoding, whether it is binary.
+"""Find out the format, compression and encoding of a file, and read its text.
 
 A text is read in parts, so memory does not grow with the file. The messages of InputErrors follow the file's
 name, which `named` puts before them.
@@ -14,9 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from gpt.errors import InputError
+from gpt.plain import Json
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 PART_BYTES = 1 << 18
 """Size of a part, which can be read without the parts before it."""
@@ -25,7 +29,9 @@ LONGEST_VALUE = 64 << 20
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
 _FORMATS |= {".parquet": "parquet"}
-_DECOMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_Opened: TypeAlias = io.BufferedReader | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile
+_Decompress: TypeAlias = Callable[[str | io.BufferedReader, Literal["rb"]], _Opened]
+_DECOMPRESSED: dict[str, _Decompress] = {".gz": gzip.open, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
 _LONGEST_LINE = 1 << 16  # bytes; a longer line of text is cut up
 _HEAD = 1 << 13  # bytes at the beginning that tell what a file is
 _BLANKS = " \t\r\n"
@@ -62,7 +68,7 @@ class ByteFile(Protocol):
         """Return the next bytes without reading them."""
 
     def seek(self, offset: int, /) -> int:
-        """Go to this byte."""
+        """Go to a byte, counted from the beginning of the file, and return its number."""
 
 
 class Row(NamedTuple):
@@ -70,7 +76,7 @@ class Row(NamedTuple):
 
     number: int
     """The number of its line or row, counted from 1 at `position`."""
-    value: Any
+    value: Json
     """A dictionary of its columns, or the InputError that says why there is none."""
     position: int = 0
     """The byte of the file from which `number` counts."""
@@ -81,7 +87,7 @@ Choose = Callable[[Sequence[str]], Sequence[str]]
 
 
 def file_format(name: str) -> str:
-    """The format by the name's ending: `text`, or rows in `json`, `csv`, `parquet`, `hub` or `builtin`."""
+    """Return `text`, or for rows `json`, `csv`, `parquet`, `hub` or `builtin`, by a name and its ending."""
     if name.startswith(("hub:", "builtin:")):
         return name.partition(":")[0]
     stem, ending = os.path.splitext(name.lower())
@@ -90,14 +96,20 @@ def file_format(name: str) -> str:
     return _FORMATS.get(ending, "text")
 
 
-def _opener(name: str) -> Callable[..., Any]:
-    """The function that opens a file; it decompresses the file if its ending says so."""
-    return _DECOMPRESSED.get(os.path.splitext(name.lower())[1], open)
+def _decompress_of(name: str) -> _Decompress | None:
+    """Return the function that decompresses a file, by its ending; None for one that is not compressed."""
+    return _DECOMPRESSED.get(os.path.splitext(name.lower())[1])
 
 
 def is_compressed(name: str) -> bool:
     """Whether the file is compressed, according to its ending."""
-    return _opener(name) is not open
+    return _decompress_of(name) is not None
+
+
+def _open(name: str) -> _Opened:
+    """Open a file of bytes, which is decompressed while it is read if its ending says so."""
+    decompress = _decompress_of(name)
+    return open(name, "rb") if decompress is None else decompress(name, "rb")
 
 
 @contextmanager
@@ -118,7 +130,7 @@ def named(name: str) -> Iterator[None]:
 
 
 class Head(NamedTuple):
-    """What the first 8 KB of a file, decompressed, tell about it."""
+    """The facts about a file that its first 8 KB, decompressed, tell."""
 
     encoding: str | None
     """The encoding that its byte order mark says, None without a mark or for UTF-8."""
@@ -128,15 +140,15 @@ class Head(NamedTuple):
 
 
 def look(name: str) -> Head:
-    """The `Head` of a file. It is cached until the file changes."""
+    """Return the `Head` of a file. It is cached until the file changes."""
     status = os.stat(name)
     return _look(name, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=1 << 14)
 def _look(name: str, size: int, changed: int) -> Head:
-    with _opener(name)(name, "rb") as file:
-        data: bytes = file.read(_HEAD)
+    with _open(name) as file:
+        data = file.read(_HEAD)
     encoding = next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
     text = data.decode(encoding or "utf-8", "ignore").lstrip("\ufeff" + _BLANKS)
     return Head(encoding, b"\0" in data, text.startswith("["))
@@ -156,9 +168,12 @@ def is_binary(name: str) -> bool:
 
 
 def binary_error(name: str) -> InputError:
-    """The error for a binary file. It says so if the file seems to be UTF-16 without a byte order mark."""
-    with _opener(name)(name, "rb") as file:
-        data: bytes = file.read(_HEAD)
+    """Return the error for a binary file.
+
+    It says so if the file seems to be UTF-16 without a byte order mark.
+    """
+    with _open(name) as file:
+        data = file.read(_HEAD)
     for encoding, nul in (("UTF-16LE", data[1::2]), ("UTF-16BE", data[::2])):
         if nul and nul.count(0) > len(nul) / 2:
             return InputError(
@@ -170,12 +185,12 @@ def binary_error(name: str) -> InputError:
 @contextmanager
 def opened(name: str) -> Iterator[ByteFile]:
     """Open a file as UTF-8 bytes, with `peek`. It is decompressed, and converted by its byte order mark."""
-    with _opener(name)(name, "rb") as file:
+    with _open(name) as file:
         yield _as_utf8(name, file)
 
 
-def _as_utf8(name: str, file: Any) -> ByteFile:
-    """The open file, or a reader that converts it to UTF-8 if its byte order mark says another encoding."""
+def _as_utf8(name: str, file: _Opened) -> ByteFile:
+    """Return the open file, or a reader that converts it to UTF-8 by its byte order mark."""
     encoding = look(name).encoding
     return io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
 
@@ -183,18 +198,19 @@ def _as_utf8(name: str, file: Any) -> ByteFile:
 class _Utf8(io.RawIOBase):
     """A file in another encoding, read as UTF-8 bytes."""
 
-    def __init__(self, file: Any, encoding: str) -> None:
+    def __init__(self, file: _Opened, encoding: str) -> None:
         self._text = io.TextIOWrapper(file, encoding, newline="")
         self._left = b""
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: "WriteableBuffer") -> int:
         """Read bytes into a buffer and return how many; 0 at the end of the file."""
+        target = memoryview(buffer)
         self._left = self._left or self._text.read(PART_BYTES).encode()
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
+        size = min(len(target), len(self._left))
+        target[:size] = self._left[:size]
         self._left = self._left[size:]
         return size
 
@@ -204,10 +220,14 @@ def estimated_bytes(name: str) -> int:
     size = os.stat(name).st_size
     read = 0
     with named(name), open(name, "rb") as raw:
-        text = _as_utf8(name, _opener(name)(raw, "rb") if is_compressed(name) else raw)
-        while read < _SAMPLED and (data := text.read(PART_BYTES)):
+        decompress = _decompress_of(name)
+        text = _as_utf8(name, raw if decompress is None else decompress(raw, "rb"))
+        while read < _SAMPLED:
+            data = text.read(PART_BYTES)
+            if not data:
+                return read
             read += len(data)
-        return read if read < _SAMPLED else round(read * size / raw.tell())
+        return round(read * size / raw.tell())
 
 
 class Stretch(NamedTuple):
@@ -234,7 +254,8 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
                 position += len(_rest_of_line(file, longest))
             if position > end:  # a line that began earlier fills all of this part
                 continue
-            if not (data := file.read(end - position) + _rest_of_line(file, longest)):
+            data = file.read(end - position) + _rest_of_line(file, longest)
+            if not data:
                 break
             try:
                 text = data.decode()
@@ -248,14 +269,18 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
 def _rest_of_line(file: ByteFile, longest: int) -> bytes:
     """Read the rest of a line, or about `longest` bytes of it, up to the end of a character."""
     data = file.readline(longest)
-    for _ in range(3):
-        if not data.endswith(b"\n") and (file.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:
-            data += file.read(1)
+    if data.endswith(b"\n"):
+        return data
+    for _ in range(3):  # the most bytes that can follow the first one of a character
+        following = file.peek(1)[:1]
+        if not following or following[0] & 0xC0 != 0x80:  # it begins a character
+            break
+        data += file.read(1)
     return data
 
 
 def _not_utf8(name: str, data: bytes, place: int, position: int) -> str:
-    """The message for text in another encoding. It gives the command that converts the text.
+    """Return the message for text in another encoding. It gives the command that converts the text.
 
     It names Windows-1252 as the encoding where that is likely.
     """
@@ -269,6 +294,6 @@ def _not_utf8(name: str, data: bytes, place: int, position: int) -> str:
 
 
 def convert(name: str, encoding: str) -> str:
-    """The command that converts a file to UTF-8."""
+    """Return the command that converts a file to UTF-8."""
     stem, ending = os.path.splitext(name)
     return f"iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > {shlex.quote(f'{stem}-utf8{ending}')}"

@@ -48,10 +48,14 @@ class HubDataSet:
         return round(rows * bytes_per_row) if rows else self._stored_bytes()
 
     def _stored_bytes(self) -> int:
-        """The size in bytes of the files, which are compressed."""
+        """Return the size in bytes of the files, which are compressed."""
         from datasets import load_dataset_builder
         from fsspec.core import url_to_fs
 
         builder = load_dataset_builder(self.name, self.subset, revision=self.revision)
-        files = (builder.config.data_files or {}).get("train", [])
-        return sum(system.size(path) or 0 for system, path in map(url_to_fs, files))
+        files = builder.config.data_files or {}
+        size = 0
+        for url in files.get("train", []):
+            system, path = url_to_fs(url)
+            size += system.size(path) or 0
+        return size

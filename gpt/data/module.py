@@ -64,8 +64,8 @@ class DataOptions:
 
     @property
     def reading(self) -> Reading:
-        """How the corpus is read and divided."""
-        return Reading(**{each.name: getattr(self, each.name) for each in fields(Reading)})
+        """The options of reading and dividing the corpus."""
+        return Reading(**{field.name: getattr(self, field.name) for field in fields(Reading)})
 
 
 class TokenData(pl.LightningDataModule):
@@ -100,7 +100,7 @@ class TokenData(pl.LightningDataModule):
         self.batch_size = self.options.batch_size
         self.seed = seed
         self.place = 0
-        """How many windows all processes together have read before training begins."""
+        """Windows that all processes together have read before training begins."""
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -130,7 +130,7 @@ class TokenData(pl.LightningDataModule):
 
     @property
     def windows_per_update(self) -> int:
-        """How many windows all processes together read in one update."""
+        """Windows that all processes together read in one update."""
         _, processes, accumulate = self._place()
         return self.batch_size * processes * accumulate
 
@@ -140,9 +140,9 @@ class TokenData(pl.LightningDataModule):
         return len(self.train_dataloader()) // self._place()[2]  # it divides the length without a remainder
 
     def train_dataloader(self) -> "TrainLoader":
-        """Batches (x, y), each (B, T) int64. y is one token ahead of x. With `isolate`, document ids follow.
+        """Return batches (x, y), (B, T) int64 each, in which y is one token ahead of x.
 
-        Raises InputError if the training text is shorter than one window.
+        With `isolate`, document ids follow. Raises InputError if the training text is shorter than a window.
         """
         stream = self.prepared.stream("train")
         length = self.context_length
@@ -169,7 +169,7 @@ class TokenData(pl.LightningDataModule):
         return TrainLoader(dataset, accumulate, self.place, pin_memory=self._on_cuda())
 
     def val_dataloader(self) -> EvalWindows:
-        """The whole held-out split once, in order. The target of padding is IGNORE_INDEX."""
+        """Return the whole held-out split once, in order. The target of padding is IGNORE_INDEX."""
         stream = self.prepared.stream("val")
         rank, processes, _ = self._place()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
@@ -178,7 +178,7 @@ class TokenData(pl.LightningDataModule):
         )
 
     def _place(self) -> tuple[int, int, int]:
-        """This process's rank, the number of processes, and the number of batches in an update."""
+        """Return this process's rank, the number of processes, and the number of batches in an update."""
         trainer = self.trainer
         if trainer is None:
             return 0, 1, 1
@@ -193,7 +193,7 @@ class TokenData(pl.LightningDataModule):
 def divide_update(options: DataOptions, context_length: int, processes: int) -> tuple[int, int]:
     """Divide the `tokens_per_update` into equal batches on all processes, of at most `batch_size` windows.
 
-    Returns the windows in a batch and the number of batches of each process. Raises InputError if the
+    Return the windows in a batch and the number of batches of each process. Raises InputError if the
     processes cannot share the tokens in whole windows.
     """
     wanted = options.tokens_per_update or 0
@@ -208,7 +208,7 @@ def divide_update(options: DataOptions, context_length: int, processes: int) -> 
 
 
 class TrainLoader:
-    """Yields batch after batch. Each iteration continues where the last one stopped.
+    """A loader of batch after batch. Each iteration continues where the last one stopped.
 
     It begins after `place` windows. An epoch has a multiple of `multiple_of` batches (rounded up), so that
     all updates accumulate the same number. If an update has several batches of examples, each batch comes
@@ -241,7 +241,7 @@ class TrainLoader:
                 yield batch if weight is None else _weighted(batch, weight)
 
     def _weights(self) -> Tensor | None:
-        """The weights of this process's batches in the next update, (batches,) float32.
+        """Return the weights of this process's batches in the next update, (batches,) float32.
 
         None if all of them are equal.
         """
@@ -253,7 +253,7 @@ class TrainLoader:
         return torch.from_numpy(scored[:, self.dataset.rank] / scored.mean()).float()
 
     def state_dict(self) -> dict[str, int]:
-        """The number of windows that all processes together have read."""
+        """Return the number of windows that all processes together have read."""
         return {"windows": self._next * self._windows_per_batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -1,10 +1,11 @@
 """Read Parquet row by row: the chosen columns of some of the file's row groups."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpt.data.formats import LONGEST_VALUE, Choose, Row
 from gpt.errors import InputError
+from gpt.plain import JsonObject
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -17,7 +18,7 @@ _USUAL_RATIO = 10  # compression ratio
 
 
 def group_sizes(name: str, choose: Choose) -> list[int]:
-    """The size in bytes of the chosen columns in each row group, uncompressed."""
+    """Return the size in bytes of the chosen columns in each row group, uncompressed."""
     from pyarrow.parquet import read_metadata
 
     metadata = read_metadata(name)
@@ -35,9 +36,13 @@ def parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iter
     chunks = [_chunks(group, columns) for group in groups]
     repeated = {chunk.path_in_schema for group in chunks for chunk in group if _repeats_large_values(chunk)}
     chosen = range(len(groups)) if parts is None else parts
-    # With other options, a whole row group would be in memory.
-    mapped: dict[str, Any] = {"memory_map": True, "pre_buffer": False}
-    with ParquetFile(name, metadata=metadata, read_dictionary=sorted(repeated), **mapped) as file:
+    with ParquetFile(
+        name,
+        metadata=metadata,
+        read_dictionary=sorted(repeated),
+        memory_map=True,  # without these two, a whole row group would be in memory
+        pre_buffer=False,
+    ) as file:
         for group in chosen:
             number = sum(before.num_rows for before in groups[:group])
             rows = _rows_at_once(groups[group].num_rows, _size(chunks[group]))
@@ -48,7 +53,7 @@ def parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iter
 
 
 def _rows_at_once(rows: int, size: int) -> int:
-    """How many of a group's rows are read at once, given the bytes of all of them."""
+    """Choose the number of rows that are read at once, given the rows of a group and their bytes."""
     return min(_BATCH, max(1, _BATCH_BYTES * rows // max(1, size)))
 
 
@@ -61,7 +66,7 @@ def _groups(metadata: "FileMetaData") -> "list[RowGroupMetaData]":
 
 
 def _chunks(group: "RowGroupMetaData", columns: Sequence[str]) -> "list[ColumnChunkMetaData]":
-    """The metadata of some columns in a row group.
+    """Return the metadata of some columns in a row group.
 
     A column can have fields, whose paths begin with its name.
     """
@@ -83,7 +88,7 @@ def _repeats_large_values(chunk: "ColumnChunkMetaData") -> bool:
     return bool(dictionary > _USUAL_DICTIONARY or ratio > _USUAL_RATIO)
 
 
-def arrow_rows(table: "Table | RecordBatch", columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
+def arrow_rows(table: "Table | RecordBatch", columns: Sequence[str]) -> Iterator[JsonObject | InputError]:
     """Yield the rows of an Arrow table as Python values, one at a time."""
     values = [table.column(name) for name in columns]
     for number in range(table.num_rows):

@@ -22,7 +22,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class Selection:
-    """Which parts of a file, and which share of their rows, are read."""
+    """The parts of a file that are read, and the share of their rows."""
 
     parts: list[int] | None = None
     """The numbers of the parts. None means all of the file, in order."""
@@ -36,12 +36,12 @@ class Selection:
 
 
 def total_bytes(sizes: Sequence[Sequence[int]]) -> int | None:
-    """How much there is in all, given the sizes of the parts of each file. None if a file has no parts."""
+    """Add the sizes, in bytes, of the parts of all files; None if a file has no parts."""
     return sum(map(sum, sizes)) if all(sizes) else None
 
 
 def choose_parts(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> list[Selection]:
-    """What to take of each file, given the sizes of its parts, for about `most_bytes` in all.
+    """Choose what to read of each file, given the bytes of its parts, for about `most_bytes` in all.
 
     If the size of one file is unknown (it has no parts), all files are read in order.
     """
@@ -98,7 +98,7 @@ def take_passages(stretches: Iterable[Stretch], weight: float) -> Iterator[Piece
 
 
 def _passages(stretch: Stretch, weight: float) -> list[tuple[str, bool]]:
-    """The passages of a stretch, each with whether to take it.
+    """Return the passages of a stretch, each with whether to take it.
 
     The choice does not depend on what else of the file is read.
     """

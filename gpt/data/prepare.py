@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from gpt.data.documents import Piece
 from gpt.data.find import find_corpus
 from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared
 from gpt.data.split import SPLITS, Divided, divide_corpus
-from gpt.data.stored import as_unscored, token_dtype
+from gpt.data.stored import StoredType, as_unscored, token_dtype
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder, locked, write_json
 from gpt.plain import as_dict
@@ -77,7 +77,10 @@ def prepare(
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a corpus is read and divided, as in `prepare`. Raises InputError for `most_bytes` below 1."""
+    """The options of reading and dividing a corpus, see `prepare`.
+
+    Raises InputError for `most_bytes` below 1.
+    """
 
     val_fraction: float | None = None
     most_bytes: int | None = None
@@ -153,7 +156,7 @@ def _make_folder(folder: Path, divided: Divided, vocabulary: Tokenizer | Learned
 
 
 def _beside(folder: Path, ending: str) -> Path:
-    """A hidden path beside the folder. A name that would be too long is replaced by its hash."""
+    """Return a hidden path beside the folder. A name that would be too long is replaced by its hash."""
     name = folder.name
     if len(os.fsencode(name)) > 200:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -210,17 +213,17 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
 
 @dataclass
 class _SplitWriter:
-    """Writes the documents of a split. `<|endoftext|>` follows each document and each reply of an example."""
+    """The open files of a split. `<|endoftext|>` follows each document and each reply of an example."""
 
     tokens: IO[bytes]
     starts: IO[bytes]
-    dtype: np.dtype[Any]
+    dtype: StoredType
     eot: int
     counts: Counts = field(default_factory=Counts)
-    sha256: Any = field(default_factory=hashlib.sha256)
+    sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     open: bool = False  # whether `<|endoftext|>` must still follow the last tokens
 
-    def add(self, piece: Piece, ids: NDArray[Any]) -> None:
+    def add(self, piece: Piece, ids: NDArray[np.uint32]) -> None:
         """Append the ids of a piece, those of a prompt as not scored."""
         if piece.first or not piece.scored:
             self.end()
@@ -242,21 +245,23 @@ class _SplitWriter:
             self._write(np.array([self.eot]))
         self.counts.sha256 = self.sha256.hexdigest()
 
-    def _write(self, ids: NDArray[Any]) -> None:
+    def _write(self, ids: NDArray[np.uint32] | NDArray[np.int64]) -> None:
         data = ids.astype(self.dtype).tobytes()
         self.tokens.write(data)
         self.sha256.update(data)
         self.counts.tokens += len(ids)
 
 
-def _encode(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tuple[Piece, NDArray[Any]]]]:
+def _encode(
+    pieces: Iterable[Piece], tokenizer: Tokenizer
+) -> Iterator[list[tuple[Piece, NDArray[np.uint32]]]]:
     """Yield blocks of pieces with their ids, in order.
 
     Each core has a thread, because tiktoken releases the global interpreter lock.
     """
     threads = cores()
 
-    def encode(block: list[Piece]) -> list[tuple[Piece, NDArray[Any]]]:
+    def encode(block: list[Piece]) -> list[tuple[Piece, NDArray[np.uint32]]]:
         return [(piece, tokenizer.encode_array(piece.text)) for piece in block]
 
     with ThreadPoolExecutor(threads) as pool:

@@ -10,11 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gpt.data.stored import Stored
 from gpt.text.table import Ranked, merge
 
 _LETTERS = rb"[A-Za-z\x80-\xff]"  # bytes of letters of any script, in UTF-8
@@ -25,13 +24,13 @@ _MOST = 8  # tokens of a word that are merged together; the time grows with the 
 
 @dataclass(frozen=True, eq=False)
 class Respelling:
-    """Splits the words of windows into tokens again. Each merge is skipped with probability `share`."""
+    """BPE-dropout, which skips each merge of a word's bytes with probability `share`."""
 
     share: float  # above 0
     tokens: Sequence[bytes]  # in the order of their ranks
     seed: int
 
-    def __call__(self, rows: NDArray[Any], first: int) -> NDArray[Any]:
+    def __call__(self, rows: Stored, first: int) -> Stored:
         """Respell rows of ids, (B, n) -> (B, n). They are the run's windows from number `first` on.
 
         A respelled row may have more tokens. It is cut to n.
@@ -52,13 +51,19 @@ class Respelling:
         return {token: rank for rank, token in enumerate(self.tokens)}
 
     @cached_property
-    def _letters(self) -> list[list[bool]]:
-        """Two lists: whether each token can continue a word, and whether another token can continue it."""
-        return [[bool(kind.fullmatch(token)) for token in self._bytes] for kind in (_CONTINUES, _CONTINUED)]
+    def _continues(self) -> list[bool]:
+        """Whether each token can continue a word."""
+        return [_CONTINUES.fullmatch(token) is not None for token in self._bytes]
+
+    @cached_property
+    def _continued(self) -> list[bool]:
+        """Whether another token can continue each token."""
+        return [_CONTINUED.fullmatch(token) is not None for token in self._bytes]
 
     def _words(self, row: list[int]) -> Iterator[list[int]]:
         """Yield the tokens of each word. A token without letters is a word of its own."""
-        continues, continued = self._letters
+        continues = self._continues
+        continued = self._continued
         word = row[:1]
         for token in row[1:]:
             if continues[token] and continued[word[-1]] and len(word) < _MOST:
@@ -78,7 +83,7 @@ class Respelling:
 
 
 class _Merging:
-    """Decides which merges are skipped.
+    """A random choice of the merges that are skipped.
 
     It draws the distance to the next skipped merge, which takes fewer random numbers than one per merge.
     """
@@ -95,7 +100,7 @@ class _Merging:
         return True
 
     def choose(self, ranked: list[Ranked]) -> Ranked | None:
-        """The merge of the lowest rank that is not skipped. None if all are skipped."""
+        """Return the merge of the lowest rank that is not skipped; None if all are skipped."""
         for candidate in sorted(ranked):
             self._next -= 1
             if self._next:

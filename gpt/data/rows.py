@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 from gpt.data import builtin
 from gpt.data.formats import (
@@ -28,6 +27,7 @@ from gpt.data.formats import (
 )
 from gpt.data.parquet import group_sizes, parquet_rows
 from gpt.errors import InputError
+from gpt.plain import Json
 
 _BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
 _LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
@@ -35,7 +35,7 @@ _JSON_ADVICE = "expected an object on each line, or one array of objects"
 
 
 def part_sizes(name: str, choose: Choose) -> list[int]:
-    """The size in bytes of each part of a file that can be read without the others.
+    """Return the size in bytes of each part of a file that can be read without the others.
 
     For Parquet the parts are the row groups, and the sizes are those of the chosen columns, uncompressed.
     The list is empty if the size is unknown before reading: the file is compressed, or on the hub.
@@ -79,20 +79,23 @@ def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterato
 
 
 def place(name: str, row: Row) -> str:
-    """The line or row number of a row, as an editor counts it, for messages."""
+    """Return the line or row number of a row, as an editor counts it, for messages."""
     if file_format(name) not in ("json", "csv"):
         return f"row {row.number}"
     lines = 0
     with opened(name) as file:
         left = row.position
-        while left and (data := file.read(min(left, PART_BYTES))):
+        while left:
+            data = file.read(min(left, PART_BYTES))
+            if not data:
+                break
             lines += data.count(b"\n")
             left -= len(data)
     return f"line {lines + row.number}"
 
 
-def _parsed(line: str) -> Any:
-    """The value of a line of JSON, or an InputError that says why it has none."""
+def _parsed(line: str) -> Json:
+    """Return the value of a line of JSON, or an InputError that says why it has none."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:

@@ -9,15 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.split import SPLITS
-from gpt.data.stored import token_dtype, token_ids
+from gpt.data.stored import Stored, StoredType, token_dtype, token_ids
 from gpt.errors import InputError
-from gpt.plain import build, parse_json
+from gpt.plain import JsonObject, build, parse_json
 from gpt.progress import notice
 from gpt.text.tokenizer import Tokenizer
 
@@ -31,32 +30,35 @@ class Stream:
     """The tokens of a split as they are stored. `eot` is the id of `<|endoftext|>`."""
 
     path: Path
-    dtype: np.dtype[Any]
+    dtype: StoredType
     eot: int
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @cached_property
-    def tokens(self) -> NDArray[Any]:
+    def tokens(self) -> Stored:
         """All tokens, (tokens,), memory-mapped on first use."""
         if not self.path.stat().st_size:  # an empty file cannot be mapped
             return np.empty(0, self.dtype)
         return np.asarray(np.memmap(self.path, self.dtype, mode="r"))
 
-    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """For each start, the token before it and `length` tokens from it on: (len(starts), length + 1).
+    def rows(self, starts: NDArray[np.int64], length: int) -> Stored:
+        """Return the token before each start and `length` tokens from it on: (len(starts), length + 1).
 
         The token before the first one of the split is `<|endoftext|>`. Past the last one, rows are zero.
         """
         tokens = self.tokens
         slices = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
-        if min(map(len, slices)) == length + 1:
+        if all(len(part) == length + 1 for part in slices):
             return np.concatenate(slices).reshape(-1, length + 1)
         rows = np.zeros((len(starts), length + 1), self.dtype)
-        rows[starts == 0, 0] = self.eot
         for row, part, start in zip(rows, slices, starts, strict=True):
-            row[int(start == 0) :][: len(part)] = part
+            if start == 0:
+                row[0] = self.eot
+                row[1 : 1 + len(part)] = part
+            else:
+                row[: len(part)] = part
         return rows
 
 
@@ -78,15 +80,15 @@ class Meta:
 
     key: str
     """A hash of all that determines the content of the folder: text, tokenizer and options."""
-    tokenizer: dict[str, Any]
+    tokenizer: JsonObject
     template: dict[str, str] | None
     """The text around the messages, if the documents are examples."""
-    splits: dict[str, dict[str, Any]]
+    splits: dict[str, JsonObject]
     """The `Counts` of each split."""
 
 
 def positions_for(lengths: NDArray[np.int64]) -> int:
-    """The smallest power of two that is a context length for examples of these lengths, none of them cut."""
+    """Return the smallest power of two that, as a context length, cuts no example of these lengths."""
     return 1 << (int(lengths.max(initial=1)) - 1).bit_length()
 
 
@@ -96,13 +98,16 @@ def is_prepared(corpus: str) -> bool:
 
 
 def find_prepared(sha256: str, folders: Iterable[Path]) -> "Prepared | None":
-    """The first of these prepared folders whose training tokens have this hash, or None."""
+    """Return the first of these prepared folders whose training tokens have this hash, or None."""
+    if not sha256:
+        return None
     for folder in folders:
         try:
-            if sha256 and sha256 in (folder / META).read_text(encoding="utf-8"):
-                prepared = Prepared(folder)
-                if prepared.counts["train"].sha256 == sha256:
-                    return prepared
+            if sha256 not in (folder / META).read_text(encoding="utf-8"):  # this is faster than to open it
+                continue
+            prepared = Prepared(folder)
+            if prepared.counts["train"].sha256 == sha256:
+                return prepared
         except (OSError, ValueError):  # the folder is damaged, or was deleted meanwhile
             continue
     return None
@@ -126,25 +131,26 @@ class Prepared:
             raise InputError(f"{folder} is not what gpt prepare writes: {error}; prepare it again") from error
 
     def _check(self, name: str, expected: int) -> None:
-        if (size := (self.folder / name).stat().st_size) != expected:
+        size = (self.folder / name).stat().st_size
+        if size != expected:
             raise InputError(f"{name} has {size} bytes, expected {expected}")
 
     def stream(self, split: str) -> Stream:
-        """The tokens of `train` or `val`."""
+        """Return the tokens of `train` or `val`."""
         return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot)
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
-        """About `most` ids of a split, in stretches spread evenly over it."""
+        """Return about `most` ids of a split, in stretches spread evenly over it."""
         tokens = self.stream(split).tokens
         starts = range(0, max(1, len(tokens)), max(_STRETCH, _STRETCH * len(tokens) // most))
         return token_ids(np.concatenate([tokens[start : start + _STRETCH] for start in starts]))
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
-        """The position in `stream(split)` of each document's first token."""
+        """Return the position in `stream(split)` of each document's first token."""
         return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
 
     def example_lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each training example, (examples,). Empty for plain text."""
+        """Return the number of tokens of each training example, (examples,). Empty for plain text."""
         if self.template is None:
             return np.empty(0, np.int64)
         return np.diff(self.document_starts("train"), append=self.counts["train"].tokens)

@@ -25,7 +25,7 @@ _UNLIMITED = 1 << 62  # bytes
 
 
 def held_out_bytes(size: float) -> float:
-    """How many bytes of a text of `size` bytes are held out.
+    """Return the bytes that are held out of a text of `size` bytes.
 
     It is a tenth up to one megabyte. For a longer text it is 100 times the square root of its bytes.
     """
@@ -34,7 +34,7 @@ def held_out_bytes(size: float) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """Which units are held out."""
+    """The choice of the units that are held out."""
 
     longest: int
     """The most bytes of a unit."""
@@ -45,13 +45,16 @@ class Rule:
 
     @classmethod
     def of(cls, size: int, val_fraction: float | None = None) -> "Rule":
-        """The rule for a text of `size` bytes. A part of a large text has the same units as all of it."""
+        """Return the rule for a text of `size` bytes.
+
+        A part of a large text has the same units as all of it.
+        """
         usual = held_out_bytes(min(size, SAMPLE_BYTES))
         fraction = held_out_bytes(size) / max(size, 1) if val_fraction is None else val_fraction
         return cls(int(max(1, usual / 20, min(usual, _LEAST_UNIT))), int(fraction * _HASHES), fraction)
 
     def exact(self, pieces: Iterable[Piece]) -> "Rule":
-        """The rule for exactly these pieces.
+        """Return the rule for exactly these pieces.
 
         It holds out no more than its share, but at least one of two units if the share is above 0. The unit
         with the highest hash is never held out.
@@ -95,7 +98,7 @@ class Divided:
     """All pieces with their splits, if they fit into memory."""
 
     def pieces(self) -> Iterable[Piece]:
-        """All pieces, in order."""
+        """Return all pieces, in order."""
         if self.text:
             return self.text
         return divide(self.source.pieces(None if self.is_whole else self.most_bytes), self.rule)
@@ -111,7 +114,10 @@ class Divided:
         return divide(self.source.pieces(SAMPLE_BYTES), rule)
 
     def to_learn_from(self) -> list[str]:
-        """Text to learn a vocabulary from: parts spread over the training text. A larger text gives more."""
+        """Return text to learn a vocabulary from: parts spread over the training text.
+
+        A larger text gives more.
+        """
         share = max(LEARNED_BYTES, self.size / 16) / max(1, min(self.size, SAMPLE_BYTES))
         train = (piece.text for piece in self.sample() if piece.split == "train")
         return [text for number, text in enumerate(train) if evenly_spread(number) < share]
@@ -185,7 +191,10 @@ def _take_sample(source: Corpus, most: int) -> _Sample:
 
 
 def _total_bytes(source: Corpus, sample: _Sample, most: int) -> int:
-    """The bytes of text that a corpus has, whether they are read or not. An estimate for a large one."""
+    """Return the bytes of text that a corpus has, whether they are read or not.
+
+    It is an estimate for a large one.
+    """
     known = source.size()
     if known is not None:
         return known
@@ -228,7 +237,7 @@ def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[
 
 
 def _hash(unit: str, number: int = 0) -> int:
-    """The hash of a unit's text and of its number in the piece.
+    """Return the hash of a unit's text and of its number in the piece.
 
     With the number, a text that repeats one line is divided too.
     """

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpt.data.respelling import Respelling
 from gpt.data.shards import Stream
-from gpt.data.stored import is_scored, may_be_unscored, token_ids
+from gpt.data.stored import Stored, is_scored, may_be_unscored, token_ids
 
 # The target of a position that is not scored, as in `cross_entropy`: padding, and what an example's template
 # does not have the model learn to write, such as a prompt.
@@ -95,7 +95,7 @@ class Grid:
         self._offsets = min(tokens - self.count * context_length + 1, context_length) if shift else 1
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
-        """The spans of the windows with these numbers in an epoch."""
+        """Return the spans of the windows with these numbers in an epoch."""
         offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(self._offsets))
         return windows * self.context_length + offset, np.full_like(windows, self.context_length)
 
@@ -136,12 +136,12 @@ class Packed:
         self.count = len(self._kept)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
-        """The spans of the windows with these numbers. They are the same in every epoch."""
+        """Return the spans of the windows with these numbers. They are the same in every epoch."""
         kept = self._kept[windows]
         return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
 
     def scored_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of scored tokens in each of the windows with these numbers."""
+        """Return the number of scored tokens in each of the windows with these numbers."""
         return self._sizes[windows]
 
 
@@ -150,7 +150,7 @@ def make_batch(
     spans: Spans,
     context_length: int,
     isolate: bool,
-    respell: Callable[..., Any] | None = None,
+    respell: Callable[[Stored], Stored] | None = None,
     document_starts: NDArray[np.int64] | None = None,
 ) -> Batch:
     """Make inputs x and targets y of B windows, (B, T) int64 each. With `isolate`, add each input's document.
@@ -209,7 +209,7 @@ class TrainWindows:
         self._plan: tuple[int, Spans] | None = None  # the plan's number and spans
 
     def __len__(self) -> int:
-        """The number of batches of an epoch on each process, rounded up."""
+        """Return the number of batches of an epoch on each process, rounded up."""
         return math.ceil(self.windows.count / (self.batch_size * self.world_size))
 
     def __getitem__(self, batch: int) -> Batch:
@@ -218,13 +218,13 @@ class TrainWindows:
             self._plan = number, self.spans(np.arange(number * self._planned, (number + 1) * self._planned))
         starts, lengths = self._plan[1]
         first = (batch * self.world_size + self.rank) * self.batch_size
-        respell = self.respelling and partial(self.respelling, first=first)
+        respell = None if self.respelling is None else partial(self.respelling, first=first)
         spans = starts[row], lengths[row]
         length = self.windows.context_length
         return make_batch(self.stream, spans, length, self.isolate, respell, self.document_starts)
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
-        """The spans of the windows of this process's batches with these numbers: (len(batches), B) each."""
+        """Return the spans of the windows in this process's batches with these numbers: (batches, B) each."""
         first = (batches * self.world_size + self.rank) * self.batch_size
         places = first[:, None] + np.arange(self.batch_size)
         starts = np.empty_like(places)
@@ -234,7 +234,7 @@ class TrainWindows:
         return starts, lengths
 
     def scored_tokens(self, batches: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """The number of tokens that each process scores in these batches: (len(batches), world_size).
+        """Return the number of tokens that each process scores in these batches: (len(batches), world_size).
 
         None if all windows have equally many.
         """
@@ -263,7 +263,7 @@ class TrainWindows:
 def each_token_once(
     tokens: int, context_length: int, document_starts: NDArray[np.int64] | None = None
 ) -> Spans:
-    """The spans of windows that cover a stream in order.
+    """Return the spans of windows that cover a stream in order.
 
     They are packed if `document_starts` are given, else adjacent.
     """
@@ -297,7 +297,8 @@ class EvalWindows:
         return math.ceil(self._spans.shape[1] / (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        return map(self.__getitem__, range(len(self)))
+        for batch in range(len(self)):
+            yield self[batch]
 
     def __getitem__(self, batch: int) -> Batch:
         first = (batch * self.world_size + self.rank) * self.batch_size

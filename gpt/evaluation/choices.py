@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -35,7 +35,25 @@ class Example(NamedTuple):
     """The last completion and the `<|endoftext|>` that ends it."""
 
 
-def score_choices(model: GPT, prepared: Prepared, split: str) -> dict[str, Any]:
+class LabelCounts(TypedDict):
+    """The numbers of examples that have a label, that were predicted to have it, and that are in both."""
+
+    examples: int
+    predicted: int
+    right: int
+
+
+class ChoiceScore(TypedDict):
+    """The score of a model as a classifier."""
+
+    examples: int
+    accuracy: float
+    standard_error: float
+    accuracy_of_the_most_frequent_label: float
+    labels: dict[str, LabelCounts]
+
+
+def score_choices(model: GPT, prepared: Prepared, split: str) -> ChoiceScore:
     """Return how often the likeliest choice is the label of an example in a split, and counts of each label.
 
     The choices are the different labels of both splits. The score of a choice is the log-probability of its
@@ -57,7 +75,7 @@ def score_choices(model: GPT, prepared: Prepared, split: str) -> dict[str, Any]:
     pairs = Counter((example.label, choices[k]) for example, k in zip(examples, likeliest, strict=True))
     given = Counter(example.label for example in examples)
     accuracy = sum(pairs[label, label] for label in choices) / len(examples)
-    table = {}
+    table: dict[str, LabelCounts] = {}
     for label in choices:
         table[prepared.tokenizer.decode(label[:-1])] = {
             "examples": given[label],

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from gpt.weights.checkpoint import newest_text
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
+def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[np.uint32]:
     """Return the token ids (tokens,) of a run's training text; InputError if it is not on this machine.
 
     The run's newest checkpoint has the text's hash. A prepared text with this hash is looked for in the cache
@@ -33,7 +32,7 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[Any]:
     if prepared is None or prepared.tokenizer != tokenizer:
         how = f"gpt validate --ckpt_path {run} --data.corpus TEXT"
         raise InputError(f"the training text of {run} is not at hand: prepare it with '{how}'")
-    return token_ids(prepared.stream("train").tokens).astype("u4")  # includes tokens that are not scored
+    return token_ids(prepared.stream("train").tokens).astype(np.uint32)  # includes tokens that are not scored
 
 
 def _named_folder(run: Path) -> list[Path]:
@@ -46,14 +45,14 @@ def _named_folder(run: Path) -> list[Path]:
 
 
 class Copied:
-    """Finds passages of at least `least` (N) tokens that occur in a text, (tokens,) ids.
+    """An index of a text, (tokens,) ids, in which passages of at least `least` (N) tokens are found.
 
     It keeps a sorted array of 64-bit hashes, one for each N consecutive tokens of the text, 8 bytes each. A
     passage counts as copied if each N consecutive tokens of it occur in the text. Raises InputError for N
     below 2.
     """
 
-    def __init__(self, text: NDArray[Any], tokenizer: Tokenizer, least: int = 12) -> None:
+    def __init__(self, text: NDArray[np.uint32], tokenizer: Tokenizer, least: int = 12) -> None:
         check_least(2, copied_tokens=least)
         self.tokenizer = tokenizer
         self.least = least
@@ -80,7 +79,7 @@ class Copied:
         longest = max((end - start for start, end in runs), default=0)
         return f"{''.join(parts)}\n{len(copied)} of {len(ids)} tokens are copied, the longest run {longest}"
 
-    def _hashes(self, ids: NDArray[Any]) -> NDArray[np.uint64]:
+    def _hashes(self, ids: NDArray[np.uint32] | NDArray[np.uint64]) -> NDArray[np.uint64]:
         count = max(0, len(ids) - self.least + 1)
         hashes = np.zeros(count, np.uint64)
         for k in range(self.least):

@@ -3,20 +3,39 @@
 import json
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpt.data.prepare import AS_USUAL, Reading, prepare_for
 from gpt.data.shards import Prepared, is_prepared
 from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
-from gpt.evaluation.choices import score_choices
+from gpt.evaluation.choices import ChoiceScore, score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.model import GPT
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, choose_device, load_with_template, read_weights
+
+
+class TextScore(TypedDict):
+    """The score of a text, as `gpt evaluate` prints it."""
+
+    split: str
+    tokens: int
+    bytes: int
+    nats_per_token: float
+    perplexity: float
+    bits_per_byte: float
+    standard_error: float | None
+
+
+class LabelScore(ChoiceScore):
+    """The score of a classifier, and the part of the data."""
+
+    split: str
 
 
 def evaluate(
@@ -64,7 +83,7 @@ def evaluate(
 
 def score_text(
     model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = AS_USUAL
-) -> dict[str, Any]:
+) -> TextScore:
     """Return nats per token, perplexity, bits per byte of UTF-8 text, and the standard error of the last.
 
     Bits per byte can be compared between tokenizers. Each token is scored once.
@@ -82,7 +101,7 @@ def score_text(
         for score in score_windows(model, prepared, part):
             scores.append(score)
             advance(int(score[1].sum()))
-    nats, sizes = map(np.concatenate, zip(*scores, strict=True))
+    nats, sizes = _joined(scores)
     per_token = float(nats.sum()) / counts.scored_tokens
     bits, error = bits_per_byte(nats, sizes)
     return {
@@ -98,7 +117,7 @@ def score_text(
 
 def score_labels(
     model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = AS_USUAL
-) -> dict[str, Any]:
+) -> LabelScore:
     """Return the result of `score_choices` for `data`."""
     prepared, part, named = _prepare(tokenizer, data, split, reading)
     return {"split": named, **score_choices(model, prepared, part)}
@@ -130,5 +149,11 @@ def score_sample(
         source = replace(text.source, template=stored.template)
         text = divide_corpus(source, text.val_fraction, text.most_bytes)
     prepared = prepare_for(stored.tokenizer, text)
-    nats, sizes = map(np.concatenate, zip(*score_windows(model, prepared, "val", SAMPLE), strict=True))
-    return bits_per_byte(nats, sizes)
+    return bits_per_byte(*_joined(list(score_windows(model, prepared, "val", SAMPLE))))
+
+
+def _joined(
+    scores: list[tuple[NDArray[np.float64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Join the nats and the bytes of all batches that `score_windows` yields, (windows,) each."""
+    return np.concatenate([nats for nats, _ in scores]), np.concatenate([sizes for _, sizes in scores])

@@ -6,7 +6,7 @@ Shapes: N prompts, T tokens of a prompt, G new tokens.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,11 @@ def generate(
     seed: int | None = None,
     heal: Tokenizer | None = None,
     backend: BackendName = "auto",
-    **sampling: Any,
+    repetition_penalty: float = Sampling.repetition_penalty,
+    temperature: float = Sampling.temperature,
+    top_k: int | None = Sampling.top_k,
+    top_p: float | None = Sampling.top_p,
+    min_p: float | None = Sampling.min_p,
 ) -> Prompts:
     """Continue each prompt: (N, T) -> (N, T + G). Lists of ids may differ in length; each becomes longer.
 
@@ -46,7 +50,7 @@ def generate(
         heal: the tokenizer, if the prompts are lists of its ids for typed texts. A typed text may end inside
             a token, so its last word may then be cut into other tokens. By default ids are left as they are.
         backend: who computes logits: see `Engine`.
-        sampling: how tokens are drawn: temperature, top_k and the other fields of `Sampling`.
+        repetition_penalty, temperature, top_k, top_p, min_p: how tokens are drawn, see `Sampling`.
 
     Raises:
         InputError: an empty prompt, an id outside the vocabulary, or a setting out of its range.
@@ -56,10 +60,11 @@ def generate(
             raise InputError(f"expected tokens of shape (prompts, tokens), got {tuple(tokens.shape)}")
         if heal:
             raise InputError("expected prompts as lists of ids: rows whose ends change may differ in length")
-        options: Any = {"max_new_tokens": max_new_tokens, "seed": seed, "backend": backend, **sampling}
-        rows = generate(model, tokens.tolist(), **options)
-        return torch.tensor(rows, dtype=tokens.dtype, device=tokens.device)
-    prompts = [tuple(row) for row in tokens]
+    sampling = Sampling(
+        repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    rows = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+    prompts = [tuple(row) for row in rows]
     engine = Engine(model, backend=backend)
     samples = {}
     for prompt, count in Counter(prompts).items():  # equal prompts are read once
@@ -68,14 +73,17 @@ def generate(
             tokens=ids,
             ending=ending,
             max_new_tokens=max_new_tokens,
-            sampling=Sampling(**sampling),
+            sampling=sampling,
             seed=seed,
             samples=count,
         )
         samples[prompt] = iter(engine.add(request))
     for _ in engine.run():
         pass  # the samples hold the tokens
-    return [next(samples[prompt]).tokens for prompt in prompts]
+    texts = [next(samples[prompt]).tokens for prompt in prompts]
+    if isinstance(tokens, Tensor):
+        return torch.tensor(texts, dtype=tokens.dtype, device=tokens.device)
+    return texts
 
 
 def stream_samples(
@@ -83,19 +91,23 @@ def stream_samples(
     tokenizer: Tokenizer,
     prompt: str | Sequence[int],
     *,
+    max_new_tokens: int,
     num_samples: int = 1,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
     heal: bool = True,
     backend: BackendName = "auto",
-    **settings: Any,
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of a sample and a piece of its text, up to `<|endoftext|>` or a stop string.
 
     A piece has only complete characters and never the beginning of a stop string. The prompt is text or ids.
-    It is not repeated. An empty one starts a new document. `<|endoftext|>` in a text is plain text. The
-    settings are those of a `Request`: max_new_tokens, sampling, seed and stop. `backend` is that of `Engine`.
+    It is not repeated. An empty one starts a new document. `<|endoftext|>` in a text is plain text.
+    `max_new_tokens`, `sampling`, `seed` and `stop` are those of a `Request`, `backend` is that of `Engine`.
 
     A text may end inside a token, with a space or half a word. It is continued as if it did not, unless
-    `heal` is false. Ids are left as they are.
+    `heal` is false. Ids are left as they are. Raises the errors of `Engine.add`, of `Request` and of the
+    sample that fails.
     """
     end = tokenizer.eot
     if isinstance(prompt, str):
@@ -103,12 +115,22 @@ def stream_samples(
     else:
         ids, ending = Prompt(list(prompt))
     engine = Engine(model, tokenizer, backend=backend)
-    engine.add(Request(tokens=ids or [end], ending=ending, samples=num_samples, end=end, **settings))
+    request = Request(
+        tokens=ids or [end],
+        ending=ending,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling or Sampling(),
+        seed=seed,
+        samples=num_samples,
+        end=end,
+        stop=stop,
+    )
+    engine.add(request)
     return ((token.sample.k, token.text) for token in engine.run() if token.text)
 
 
 def _as_typed(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
-    """The prompt for the text that the ids mean, as if it was typed.
+    """Return the prompt for the text that the ids mean, as if it was typed.
 
     It is just the ids if the tokenizer gives other ids for this text.
     """

@@ -29,7 +29,7 @@ _one_at_a_time = threading.Lock()
 
 
 def program() -> ctypes.CDLL | None:
-    """The built program. None if it is missing or cannot be loaded."""
+    """Return the built program; None if it is missing or cannot be loaded."""
     path = _path()
     try:
         path.stat()  # raises if the file is gone; the loader would not notice if it has loaded it before
@@ -119,7 +119,7 @@ def _run(command: list[str], seconds: float) -> str:
 
 @functools.cache
 def _name() -> str:
-    """The file name of the program for this processor and OpenMP library."""
+    """Return the file name of the program for this processor and OpenMP library."""
     described = Path("/proc/cpuinfo")
     lines = set(described.read_text(encoding="utf-8").splitlines() if described.exists() else ())
     processor = sorted(line for line in lines if line.startswith(("model name", "flags", "Features")))
@@ -129,7 +129,7 @@ def _name() -> str:
 
 
 def _path() -> Path:
-    """The path of the program.
+    """Return the path of the program.
 
     It is in the cache folder if no other user can write there, else in a new temporary folder.
     """
@@ -144,7 +144,7 @@ def _path() -> Path:
 
 
 def _private(folder: Path) -> Path:
-    """A path that always means this very folder, even if its name is later given to another one.
+    """Return a path that always means this very folder, even if its name is later given to another one.
 
     On Linux it is the path of the open folder in /proc. On other systems it is just the name. Raises
     PermissionError if other users can write to the folder.

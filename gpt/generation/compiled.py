@@ -97,7 +97,7 @@ class _Tensors:
 
 
 class Compiled:
-    """Reads tokens of one or many texts into a cache, in one call.
+    """A backend that reads tokens of one or many texts into a cache, in one call of the program.
 
     The logits of a text do not depend on other texts in the call, on the number of threads, or on whether
     earlier tokens were read in the same call.
@@ -119,7 +119,7 @@ class Compiled:
         self._tensors = dict(_tensors(model, int8))
         self._model = _Model(
             **{field: self._tensors[name].addresses() for field, name in _MODEL_LAYERS.items()},
-            blocks=(_Block * self._config.num_layers)(*map(self._block, range(self._config.num_layers))),
+            blocks=self._blocks(),
         )
         self._step = program.step
         self._step.argtypes = (
@@ -130,7 +130,7 @@ class Compiled:
         )
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
-        """The logits (N, V) of the scored tokens. Raises MemoryError if memory does not suffice."""
+        """Return the logits (N, V) of the scored tokens. Raises MemoryError if memory does not suffice."""
         tokens = list(_tokens(reads, cache))
         logits = torch.empty(sum(read.scored for read in reads), self._config.vocab_size)
         shape = self._shape(len(tokens))
@@ -139,12 +139,19 @@ class Compiled:
             raise MemoryError(f"there is no memory to read {len(tokens)} tokens")
         return logits
 
-    def _block(self, number: int) -> _Block:
-        layers = {field: f"blocks.{number}.{name}" for field, name in _BLOCK_LAYERS.items()}
-        return _Block(**{field: self._tensors[name].addresses() for field, name in layers.items()})
+    def _blocks(self) -> "ctypes.Array[_Block]":
+        blocks = (_Block * self._config.num_layers)()
+        for number, block in enumerate(blocks):
+            for field, name in _BLOCK_LAYERS.items():
+                setattr(block, field, self._tensors[f"blocks.{number}.{name}"].addresses())
+        return blocks
 
     def _shape(self, tokens: int) -> _Shape:
-        kind = 2 if self.int8 else 1 if self._is_bfloat16 else 0
+        kind = 0
+        if self.int8:
+            kind = 2
+        elif self._is_bfloat16:
+            kind = 1
         return _Shape(
             kind=kind,
             narrow=self._is_bfloat16,

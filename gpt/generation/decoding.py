@@ -25,8 +25,10 @@ from gpt.progress import notice
 
 Precision = Literal["float32", "bfloat16", "int8"]
 BackendName = Literal["auto", "pytorch", "int8"]
-"""Who computes logits. auto: the compiled program if it is built and gives the model's logits, else PyTorch.
-pytorch: always PyTorch. int8: the compiled program, with matrices rounded to int8."""
+"""The names of what computes logits.
+
+auto: the compiled program if it is built and gives the model's logits, else PyTorch. pytorch: always PyTorch.
+int8: the compiled program, with matrices rounded to int8."""
 Backend = Compiled | Forward
 
 _PLACES = 4  # how many positions are compared, the last ones of each text
@@ -47,7 +49,7 @@ _tell_once = functools.cache(notice)
 
 
 class _Tested(NamedTuple):
-    """What a test of a model has shown. It holds no model, so that the model can be freed."""
+    """The result of a model's test. It holds no model, so that the model can be freed."""
 
     state: list[tuple[int, ...]]  # the model's `_state`, by which a later change is noticed
     program: Compiled | None  # the compiled program, if it gives the model's logits
@@ -72,7 +74,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
 
 
 def backend_for(precision: Precision | None) -> BackendName:
-    """The engine's backend for a model that `for_decoding` has put into this precision."""
+    """Return the engine's backend for a model that `for_decoding` has put into this precision."""
     return "int8" if precision == "int8" else "auto"
 
 
@@ -166,7 +168,7 @@ class _Texts:
 
 
 def texts_to_compare(model: GPT) -> Tensor:
-    """Two texts (R, T) on which two backends are compared.
+    """Return two texts (R, T) on which two backends are compared.
 
     Each has at least `_LENGTH` tokens, if the context is long enough.
     """
@@ -175,7 +177,10 @@ def texts_to_compare(model: GPT) -> Tensor:
 
 
 def _state(model: GPT, program: ctypes.CDLL | None) -> list[tuple[int, ...]]:
-    """A value that changes when a tensor is written, or a tensor, layer, hook or attribute is replaced."""
+    """Return a value that changes when a tensor is written, or anything in the model is replaced.
+
+    These are its tensors, layers, hooks and attributes.
+    """
     state: list[tuple[int, ...]] = [(program is not None,)]
     for module in model.modules():
         state.append((id(type(module)),))
@@ -186,7 +191,7 @@ def _state(model: GPT, program: ctypes.CDLL | None) -> list[tuple[int, ...]]:
 
 
 def _identity(value: object) -> tuple[int, ...]:
-    """The object's identity, and for a tensor also its memory and how often it was written."""
+    """Return the object's identity, and for a tensor also its memory and how often it was written."""
     if isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter) and not value.is_inference():
         return id(value), value.data_ptr(), value._version
     return (id(value),)

@@ -27,7 +27,7 @@ _NOT_FINITE = "the model's logits are not finite: its weights are damaged, use a
 
 
 class Engine:
-    """Decodes requests together. Not thread-safe.
+    """A batch of samples that are decoded together. Not thread-safe.
 
     Results do not depend on what else is decoded. With the compiled program they are equal bit for bit. With
     PyTorch, logits are only close. An error in one sample ends only that sample: see `failed`.
@@ -78,8 +78,8 @@ class Engine:
             if id_ not in range(size):
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
         seed = secrets.randbits(64) if request.seed is None else request.seed
-        common = self.tokenizer, self.model.config.context_length
-        samples = [Sample(request, k, seed, *common) for k in range(request.samples)]
+        context_length = self.model.config.context_length
+        samples = [Sample(request, k, seed, self.tokenizer, context_length) for k in range(request.samples)]
         self._waiting += samples
         return samples
 
@@ -104,14 +104,19 @@ class Engine:
             return []
         self._admit()
         self._read(list(self._rows))
-        for sample in [sample for sample in self._rows if not (sample.is_settled or sample.is_reading)]:
+        for sample in list(self._rows):
+            if sample.is_settled or sample.is_reading:
+                continue
             if not sample.draw_word():
                 self._fail(sample, InputError(_NOT_FINITE))
         ready = [sample for sample in self._rows if not sample.is_reading]
-        known = {sample: sample.first for sample in ready if sample.first is not None}
-        to_draw = [sample for sample in ready if sample not in known]
-        drawn = known | dict(zip(to_draw, self._draw(to_draw), strict=True))
-        return [token for sample in ready for token in self._add(sample, drawn[sample])]
+        drawn = {sample: sample.first for sample in ready if sample.first is not None}  # with its last word
+        to_draw = [sample for sample in ready if sample not in drawn]
+        drawn |= zip(to_draw, self._draw(to_draw), strict=True)
+        tokens: list[Token] = []
+        for sample in ready:
+            tokens += self._add(sample, drawn[sample])
+        return tokens
 
     def _admit(self) -> None:
         """Give rows to waiting samples. The first sample of a request reads the prompt, others copy it."""
@@ -157,12 +162,12 @@ class Engine:
         """Draw a token for each sample; -1 where the logits are not finite."""
         drawn: list[int] = []
         for sampling, group in groupby(samples, lambda sample: sample.request.sampling):
-            some = list(group)
+            batch = list(group)
             ids = sample_tokens(
-                torch.cat([sample.logits for sample in some])[:, : self._drawn].float(),
+                torch.cat([sample.logits for sample in batch])[:, : self._drawn].float(),
                 sampling,
-                seen=[sample.tokens for sample in some],
-                numbers=torch.tensor([next(sample.numbers) for sample in some]),
+                seen=[sample.tokens for sample in batch],
+                numbers=torch.tensor([next(sample.numbers) for sample in batch]),
             )
             drawn += ids.tolist()
         return drawn

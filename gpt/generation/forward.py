@@ -7,7 +7,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ _WITHOUT_CUDNN = _WithoutCudnnAttention()
 
 
 class Forward:
-    """Calls `model.forward`.
+    """A backend that calls `model.forward`.
 
     Texts that are read together change each other's logits slightly, by rounding.
 
@@ -67,7 +66,7 @@ class Forward:
         self._is_compiled = any(module._compiled_call_impl for module in model.modules())
 
     def read(self, reads: Sequence[Read], cache: Cache) -> Tensor:
-        """The logits (R, V) of the scored tokens. The reads must be of adjacent rows."""
+        """Return the logits (R, V) of the scored tokens. The reads must be of adjacent rows."""
         if not self.cached:
             reads = [read._replace(held=0) for read in reads]
         parts = [self._batch(list(group), cache) for _, group in groupby(reads, _kind)]
@@ -93,8 +92,8 @@ class Forward:
             caches=[Rows(keys, values, positions) for keys, values in rows],
         ).flatten(0, 1)
 
-    def logits(self, tokens: Tensor, scored: int, **inputs: Any) -> Tensor:
-        """The logits of the last `scored` tokens of each row: tokens (N, T) -> (N, scored, V)."""
+    def logits(self, tokens: Tensor, scored: int, **inputs: object) -> Tensor:
+        """Return the logits of the last `scored` tokens of each row: tokens (N, T) -> (N, scored, V)."""
         was_training = self.model.training
         if was_training:
             self.model.eval()
@@ -109,7 +108,7 @@ class Forward:
 
 
 def _kind(read: Read) -> tuple[int, ...]:
-    """A key that is equal for reads that fit into one batch.
+    """Return a key that is equal for reads that fit into one batch.
 
     These are reads of one new token each, or of the same number of new tokens after the same number held.
     """

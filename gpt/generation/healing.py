@@ -69,7 +69,7 @@ class Prompt(NamedTuple):
 
 
 def typed_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
-    """The prompt for a typed text. Its tokens are `<|endoftext|>` if no token of the text stays."""
+    """Return the prompt for a typed text. Its tokens are `<|endoftext|>` if no token of the text stays."""
     ids = tokenizer.encode(text)
     lengths = tokenizer.byte_lengths()
     size = len(last_word(text).encode())
@@ -89,7 +89,7 @@ def typed_prompt(tokenizer: Tokenizer, text: str) -> Prompt:
 
 @lru_cache(maxsize=64)  # prompts that end with the same word share their ways
 def _ways(tokenizer: Tokenizer, word: bytes) -> tuple[Way, ...]:
-    """All ways to cut a word, grouped by where the token with the word's end begins."""
+    """Return all ways to cut a word, grouped by where the token with the word's end begins."""
     ways = []
     for place in range(len(word)):
         before = tokenizer.encode_word(word[:place])
@@ -123,7 +123,7 @@ def _is_blank(text: bytes) -> bool:
 
 
 class Search:
-    """Collects the model's probability of each way. Samples of one prompt can share it.
+    """A search for the model's probability of each way. Samples of one prompt can share it.
 
     Shapes: T tokens of a path, V vocab_size, W choices: the last tokens of all ways together.
     """
@@ -167,7 +167,7 @@ class Search:
         return Spelling(way.before, id_, way.typed)
 
     def _log_probability(self, way: Way) -> Tensor:
-        """The log-probability of the way with each of its last tokens, (ids,)."""
+        """Return the log-probability of the way with each of its last tokens, (ids,)."""
         before = way.before
         common = sum(self._known[before[:place]][id_] for place, id_ in enumerate(before))
         last = self._known[before]

@@ -65,7 +65,7 @@ class Token:
 
 
 def window_start(length: int, context_length: int) -> int:
-    """The index of the first token that the model sees when it continues a text of `length` tokens."""
+    """Return the index of the first token that the model sees when it continues a text of `length` tokens."""
     shift = max(1, context_length // 2)
     return max(0, -(-(length - context_length) // shift) * shift)
 
@@ -146,7 +146,7 @@ class Sample:
         return len(self.scores) == self.prompt_length
 
     def part(self, row: int, most: int) -> Read:
-        """The next part to read into a row: at most `most` tokens, or a path of the search."""
+        """Return the next part to read into a row: at most `most` tokens, or a path of the search."""
         if self.unread == 0 and self.path:
             return Read(row, [*self.tokens[self.start :], *self.path], self.held, len(self.path))
         tokens = self.tokens[self.start : min(self.read + most, self.start + self.context)]
@@ -163,7 +163,8 @@ class Sample:
             known = len(self.scores)
             targets = self.tokens[known : end + 1]
             count = self.request.alternatives or 0
-            self.scores += scores(logits[known - 1 - self.read :][: len(targets)], targets, count)
+            first = known - 1 - self.read
+            self.scores += scores(logits[first : first + len(targets)], targets, count)
         self.read = end
         self.logits = logits[-1:]
         self._slide()
@@ -172,7 +173,11 @@ class Sample:
 
     def _slide(self) -> None:
         """Move the window if it has no room for the next token, or for the longest way of the search."""
-        room = 1 if self.unread else 0 if self.is_settled or not self.search else self.search.ending.longest
+        room = 0
+        if self.unread:
+            room = 1
+        elif self.search and not self.is_settled:
+            room = self.search.ending.longest
         if self.held + room > self.context:
             self.start = window_start(self.read + room, self.context)
             self.read = self.start
@@ -196,7 +201,8 @@ class Sample:
         self.prompt_length = len(self.tokens)
         start = window_start(self.prompt_length, self.context)
         if start != self.start:
-            self.start = self.read = start
+            self.start = start
+            self.read = start
         elif self.is_scored and spelling.prompt:
             self.read -= 1  # reading this token again gives the logits that score the first drawn token
         if not self.is_scored:
@@ -254,7 +260,7 @@ class Sample:
 
 
 def scores(logits: Tensor, ids: Sequence[int], count: int) -> list[Score]:
-    """The scores of ids (N,) under logits (N, V), each with `count` alternatives."""
+    """Return the scores of ids (N,) under logits (N, V), each with `count` alternatives."""
     log_probabilities = logits.float().log_softmax(dim=-1)  # (N, V)
     likeliest = log_probabilities.topk(min(count, logits.shape[-1]))
     index = torch.tensor(ids, dtype=torch.long, device=logits.device)[:, None]  # (N, 1)

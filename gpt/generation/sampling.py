@@ -25,7 +25,7 @@ _RANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn. The settings apply in the order of the fields.
+    """The settings by which the next token is drawn. They apply in the order of the fields.
 
     Raises InputError for a value out of its range.
     """
@@ -38,7 +38,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
-            if (value := getattr(self, name)) is not None and not low <= value <= high:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
                 raise InputError(f"{name} must be {low} to {high}, got {value}")
 
 
@@ -86,7 +87,7 @@ def sample_tokens(
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that is sampled if the temperature is above 0: logits (N, V) -> (N, V)."""
+    """Return the distribution that is sampled if the temperature is above 0: logits (N, V) -> (N, V)."""
     # The largest logit becomes 0, so that even a very low temperature gives no infinity.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(sampling.temperature, 1e-30)
     return filter_logits(logits, sampling).softmax(-1)
@@ -123,7 +124,7 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _nucleus_edge(logits: Tensor, top_p: float) -> Tensor:
-    """The smallest logit in the smallest set that reaches probability `top_p`: (N, V) -> (N, 1)."""
+    """Return the smallest logit in the smallest set that reaches probability `top_p`: (N, V) -> (N, 1)."""
     # On a CPU, NumPy sorts a vocabulary ten times as fast as PyTorch.
     ordered = torch.from_numpy(numpy.sort(logits.numpy())) if logits.is_cpu else logits.sort().values
     ordered = ordered.flip(-1)

@@ -8,7 +8,7 @@ from gpt.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Turns the ids of one text into pieces of text as they come.
+    """A decoder that turns the ids of one text into pieces of text as they come.
 
     Bytes wait until they form a complete UTF-8 character. Text waits while it may be the beginning of a stop
     string. So a piece never has to be taken back. A stop string may span tokens. The text ends before the
@@ -52,10 +52,20 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._held + text
-        starts = [index for index in map(text.find, self.stop) if index >= 0]
+        starts = [text.find(stop) for stop in self.stop if stop in text]
         self.stopped = bool(starts)
-        # Numbers of characters at the end that may be the beginning of a stop string.
-        held = [n for stop in self.stop for n in range(len(stop)) if text.endswith(stop[:n])]
-        known = min(starts) if starts else len(text) - max(held, default=0)
-        self._held = "" if starts else text[known:]
+        if starts:
+            self._held = ""
+            return text[: min(starts)]
+        known = len(text) - self._unsure(text)
+        self._held = text[known:]
         return text[:known]
+
+    def _unsure(self, text: str) -> int:
+        """Count the characters at the end that may be the beginning of a stop string."""
+        longest = 0
+        for stop in self.stop:
+            for length in range(longest + 1, len(stop)):
+                if text.endswith(stop[:length]):
+                    longest = length
+        return longest

@@ -60,7 +60,7 @@ def attention_maps(
 
 
 def attention_weights(model: GPT, tokenizer: Tokenizer, text: str) -> tuple[NDArray[np.float32], list[str]]:
-    """The attention weights (L, H, T, T) of a model that reads a text, and a label for each token.
+    """Return the attention weights (L, H, T, T) of a model that reads a text, and a label for each token.
 
     Raises InputError if the text is empty or longer than the context.
     """

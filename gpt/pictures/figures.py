@@ -24,7 +24,7 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
 
 def token_label(token: bytes) -> str:
-    """A readable label for a token.
+    """Return a readable label for a token.
 
     Spaces and line ends are made visible. A token that is part of a character is written in hexadecimal. A
     character that the font lacks is written as its code point.
@@ -33,7 +33,11 @@ def token_label(token: bytes) -> str:
         text = token.decode("utf-8").translate(_VISIBLE)
     except UnicodeDecodeError:
         return token.hex(" ")
-    return "".join(c if c.isprintable() and ord(c) in _font() else f"U+{ord(c):04X}" for c in text)
+    return "".join(letter if _can_draw(letter) else f"U+{ord(letter):04X}" for letter in text)
+
+
+def _can_draw(letter: str) -> bool:
+    return letter.isprintable() and ord(letter) in _font()
 
 
 @cache

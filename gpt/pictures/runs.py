@@ -48,7 +48,7 @@ class Metrics:
         return cls(file.resolve().parent.name, rows)
 
     def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
-        """Columns `x` and `y` of the rows that have finite values in both.
+        """Return columns `x` and `y` of the rows that have finite values in both.
 
         Raises InputError if there is no column `x`, or a value is no number.
         """
@@ -62,7 +62,7 @@ class Metrics:
         return [point[0] for point in points], [point[1] for point in points]
 
     def bits_per_nat(self) -> float | None:
-        """The factor from nats per token to bits per byte. None if the run has no bits per byte.
+        """Return the factor from nats per token to bits per byte; None if the run has no bits per byte.
 
         Both figures of a validation are sums over the same held-out text. So their ratio depends only on the
         text and the vocabulary. A token of training text has about as many bytes, so the factor fits it too.
@@ -139,7 +139,10 @@ def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
 
 
 def _labels(run: Metrics, held_out_loss: list[float], alone: bool) -> tuple[str | None, str]:
-    """The legend's texts for a run's training loss and held-out loss. None means no entry in the legend."""
+    """Return the legend's texts for a run's training loss and held-out loss.
+
+    None means no entry in the legend.
+    """
     last = f": {held_out_loss[-1]:.3f}" if held_out_loss else ""
     if alone:
         return "training loss", f"held-out loss{last}"

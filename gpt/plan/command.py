@@ -4,7 +4,6 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -17,7 +16,7 @@ from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
 from gpt.help import HelpFormatter, value_name
 from gpt.pictures.runs import short
-from gpt.plain import check_options, seconds_of, with_first
+from gpt.plain import Json, check_options, seconds_of, with_first
 from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
@@ -77,6 +76,33 @@ def plan(arguments: list[str]) -> None:
 
     It times some steps on this machine and measures the size of the text. It does not predict the loss.
     """
+    words = with_first(arguments[1:], "data.corpus")
+    parser = _parser()
+    try:
+        options = vars(parser.parse_args(words).as_flat())
+    except ArgumentError:
+        check_options(parser, words, _PLANNED_AROUND)
+        raise
+    given = {name: value for name, value in options.items() if value is not None}
+    times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
+    reading = Reading(
+        val_fraction=given.get("data.val_fraction"),
+        most_bytes=given.get("data.most_bytes"),
+        text_column=given.get("data.text_column"),
+        skip_bad_rows=given.get("data.skip_bad_rows"),
+    )
+    planner = Planner(given, reading, start_seconds=_LEAST_SECONDS / 2)
+    _print_plans(planner, times)
+    named = given.get("model.init_from")
+    if named or cached(_USUAL):
+        try:
+            print(_beside(named or _USUAL, planner, given), flush=True)
+        except InputError:  # the prepared folder has another vocabulary
+            if named:
+                raise
+
+
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         "gpt plan",
         usage="gpt plan [TEXT] [--NAME VALUE]...",
@@ -102,33 +128,11 @@ def plan(arguments: list[str]) -> None:
     for name, kind in _PLANNED_AROUND.items():
         kept.add_argument(f"--{name}", type=kind, metavar=value_name(name, kind), help="")
     parser.set_defaults({"data.corpus": "python-docs"})
-    words = with_first(arguments[1:], "data.corpus")
-    try:
-        options = vars(parser.parse_args(words).as_flat())
-    except ArgumentError:
-        check_options(parser, words, _PLANNED_AROUND)
-        raise
-    given = {name: value for name, value in options.items() if value is not None}
-    times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
-    reading = Reading(
-        val_fraction=given.get("data.val_fraction"),
-        most_bytes=given.get("data.most_bytes"),
-        text_column=given.get("data.text_column"),
-        skip_bad_rows=given.get("data.skip_bad_rows"),
-    )
-    planner = Planner(given, reading, start_seconds=_LEAST_SECONDS / 2)
-    _print_plans(planner, times)
-    named = given.get("model.init_from")
-    if named or cached(_USUAL):
-        try:
-            print(_beside(named or _USUAL, planner, given), flush=True)
-        except InputError:  # the prepared folder has another vocabulary
-            if named:
-                raise
+    return parser
 
 
 class Planner:
-    """Plans runs on one text, whatever their time. The text is found, and the machine timed, only once.
+    """A planner of runs on one text. The text is found, and the machine timed, only once for all times.
 
     Args:
         given: options of `gpt fit` by name, such as `data.corpus` or those in `GIVEN`. The plan keeps them.
@@ -142,7 +146,7 @@ class Planner:
 
     def __init__(
         self,
-        given: Mapping[str, Any],
+        given: Mapping[str, Json],
         reading: Reading,
         began: float | None = None,
         start_seconds: float = 0.0,
@@ -205,11 +209,11 @@ class Planner:
 
 
 def _field(option: str) -> str:
-    """The name of an option in `Given`: its last part."""
+    """Return the name of an option in `Given`: its last part."""
     return option.rpartition(".")[2]
 
 
-def _check_ranges(given: Mapping[str, Any]) -> None:
+def _check_ranges(given: Mapping[str, Json]) -> None:
     """Raise InputError if a number that the plan keeps is out of its range."""
     for name in (*GIVEN, "data.val_fraction"):
         if name not in given:
@@ -273,7 +277,7 @@ def _packed(texts: Iterable[str]) -> float:
     return len(zlib.compress(sample)) / max(1, len(sample))
 
 
-def _given_vocabulary_size(given: Mapping[str, Any]) -> int | None:
+def _given_vocabulary_size(given: Mapping[str, Json]) -> int | None:
     """Return the vocabulary's size; None if the plan chooses it."""
     name = given.get("data.vocabulary", "learn")
     size = given.get("model.config.vocab_size")
@@ -316,7 +320,7 @@ def _row(minutes: float, plan: Plan) -> str:
     return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, _HEADINGS, strict=True))
 
 
-def _beside(weights: str, planner: Planner, given: Mapping[str, Any]) -> str:
+def _beside(weights: str, planner: Planner, given: Mapping[str, Json]) -> str:
     """Return a line with the score of weights that could be tuned instead."""
     context = given.get("model.config.context_length", TUNED_CONTEXT)
     bits, error = score_sample(weights, planner.text, context, given.get("trainer.accelerator", "auto"))

@@ -9,10 +9,11 @@ the held-out loss corrects (`gpt.run.limits`).
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpt.cores import cores
 from gpt.errors import InputError
+from gpt.plain import JsonObject
 from gpt.training.sampled import LATE, LATE_RATE
 from gpt.training.schedule import learning_rates
 from gpt.training.speed import Machine, Shape
@@ -95,7 +96,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """All that the rule uses about a text."""
+    """The facts about a text that the rule uses."""
 
     size: int
     """Bytes that are read, including held-out ones."""
@@ -121,7 +122,10 @@ class Text:
         return self.packed < REGULAR
 
     def bytes_per_token(self, vocab_size: int) -> float:
-        """Bytes per token: counted if prepared, else as in prose (1.9 with 512 tokens, 3.6 with 8,192)."""
+        """Return bytes per token: counted if prepared, else as in prose.
+
+        In prose they are 1.9 with a vocabulary of 512 tokens and 3.6 with 8,192.
+        """
         if self.tokens:
             return self.size / self.tokens
         return max(1.0, 1.9 + 0.425 * math.log2(vocab_size / 512))
@@ -177,7 +181,7 @@ class Plan:
             f"{self.epochs:.3g} epochs{longer}{part}"
         )
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """Return the run as options of `gpt fit`."""
         shape = asdict(self.shape)
         batch_size = shape.pop("batch_size")
@@ -380,5 +384,9 @@ def _heads(width: int) -> int:
 
 
 def _last_from(table: tuple[tuple[float, T], ...], value: float) -> T:
-    """Look up a value in a table of thresholds; it must not be below the first one."""
-    return [entry for threshold, entry in table if value >= threshold][-1]
+    """Return the entry of the last threshold that a value reaches; it reaches at least the first one."""
+    _, chosen = table[0]
+    for threshold, entry in table:
+        if value >= threshold:
+            chosen = entry
+    return chosen

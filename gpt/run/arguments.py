@@ -14,17 +14,18 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.help import HelpFormatter, value_name
-from gpt.plain import check_option, check_options, parse_yaml, with_first
+from gpt.plain import Json, JsonObject, check_option, check_options, parse_yaml, with_first
 from gpt.run.options import OPTIONS, Options
 
-Values = dict[str, Any]  # option values by dotted name, such as "data.batch_size"
+T = TypeVar("T")
+Values = JsonObject  # option values by dotted name, such as "data.batch_size"
 
 _FIT = """Train a model on a text: a file, a folder, a pattern or a data set of the hub.
 With --minutes, the text and the time decide model and training. With --trainer.max_steps or another limit,
@@ -134,13 +135,18 @@ def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
     return kept, unknown
 
 
-def options_of(values: Values, kind: type = Options, prefix: str = "") -> Any:
+def options_of(values: Values) -> Options:
     """Build `Options` from these values, with defaults for the others."""
+    return _built(Options, values)
+
+
+def _built(kind: type[T], values: Values, prefix: str = "") -> T:
+    """Build a group of options, whose names begin with the prefix."""
     given = {}
-    for field in fields(kind):
+    for field in fields(kind):  # type: ignore[arg-type]
         name = f"{prefix}{field.name}"
         if is_dataclass(field.default):
-            given[field.name] = options_of(values, type(field.default), f"{name}.")
+            given[field.name] = _built(type(field.default), values, f"{name}.")
         elif name in values:
             given[field.name] = values[name]
     return kind(**given)
@@ -151,7 +157,7 @@ def recipe(name: str) -> Values:
     return typed(_shipped(name))
 
 
-def _shipped(name: str) -> Any:
+def _shipped(name: str) -> Json:
     return parse_yaml((shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
@@ -166,7 +172,7 @@ def _is_option(word: str) -> bool:
     return False  # a negative number is a value
 
 
-def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Values, prefix: str = "") -> Iterator[tuple[str, Json]]:
     """Yield the dotted names in nested mappings, and their values."""
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -197,7 +203,7 @@ def _parser(command: str) -> ArgumentParser:
     groups = {prefix: parser.add_argument_group(title) for title, prefix in _GROUPS.items()}
     for name, option in OPTIONS.items():
         is_hidden = " Rare." in option.text or name not in about.options
-        may_be_bare: Any = {"nargs": "?", "const": True} if option.kind is bool else {}
+        is_flag = option.kind is bool  # given without a value, it is true
         prefix = max((prefix for prefix in groups if name.startswith(prefix)), key=len)
         groups[prefix].add_argument(
             f"--{name}",
@@ -205,7 +211,8 @@ def _parser(command: str) -> ArgumentParser:
             default=option.default if command == "fit" else None,
             metavar=value_name(name, option.kind),
             help=SUPPRESS if is_hidden else option.text.split(". ")[0],
-            **may_be_bare,
+            nargs="?" if is_flag else None,
+            const=True if is_flag else None,
         )
     if command == "fit":
         quick = parser.parse_object(_shipped("quick"), defaults=False)
@@ -215,15 +222,24 @@ def _parser(command: str) -> ArgumentParser:
 
 def _unknown(name: str) -> InputError:
     """Return the error for an unknown option; it suggests the most similar known one."""
-    names: dict[str, list[str]] = {}
-    for ours, option in OPTIONS.items():
-        for known in {ours, _last(ours), *re.findall(r"\w+", option.text.partition(" Elsewhere: ")[2])}:
-            names.setdefault(known, []).append(ours)
-    near = [known for known in (name, _last(name)) if known in names]
-    near = near or difflib.get_close_matches(name, names, 1)
-    options = " or ".join(f"--{option}" for option in names[near[0]]) if near else ""
-    meant = f"; did you mean {options}?" if near else ""
+    options = _options_by_name()
+    near = [known for known in (name, _last(name)) if known in options]
+    near = near or difflib.get_close_matches(name, options, 1)
+    meant = ""
+    if near:
+        suggested = " or ".join(f"--{option}" for option in options[near[0]])
+        meant = f"; did you mean {suggested}?"
     return InputError(f"there is no option --{name[:80]}{meant} (see 'gpt fit --help')")
+
+
+def _options_by_name() -> dict[str, list[str]]:
+    """Return the options by the names that a user may know: their own, the last parts, other programs'."""
+    options: dict[str, list[str]] = {}
+    for name, option in OPTIONS.items():
+        elsewhere = re.findall(r"\w+", option.text.partition(" Elsewhere: ")[2])
+        for known in {name, _last(name), *elsewhere}:
+            options.setdefault(known, []).append(name)
+    return options
 
 
 def _last(name: str) -> str:

@@ -38,7 +38,7 @@ _PART_BETWEEN = 0.01  # fraction of the run's updates
 
 
 class Checkpoints:
-    """Keeps the newest checkpoint `last`, earlier ones `step-N`, and `best`, of the lowest validation loss.
+    """A run's checkpoints: the newest `last`, earlier ones `step-N`, and `best`, with the lowest loss.
 
     A save writes `last`. If it is the best so far, `best` becomes a second name of the same file. The first
     process keeps the newest `keep` checkpoints. Each save first checks that `last` is still the file that
@@ -214,13 +214,11 @@ def load_optimizer(module: LanguageModel, optimizer: CombinedOptimizer, checkpoi
     if not saved and checkpoint.run and checkpoint.run.scale:
         return
     names = {weight: name for name, weight in module.model.named_parameters()}
-    expected = {
-        f"{names[weight]}/{key}": (weight, key)
-        for part in optimizer.parts
-        for group in part.optimizer.param_groups
-        for weight in group["params"]
-        for key in part.state
-    }
+    expected: dict[str, tuple[Tensor, str]] = {}
+    for part in optimizer.parts:
+        for group in part.optimizer.param_groups:
+            for weight in group["params"]:
+                expected |= {f"{names[weight]}/{key}": (weight, key) for key in part.state}
     if wrong := sorted(expected.keys() ^ saved.keys()):
         what = "lacks" if wrong[0] in expected else "has"
         raise InputError(f"{checkpoint.path}: the optimizer's state {what} {wrong[0]}")

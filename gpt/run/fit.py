@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 import yaml
@@ -27,7 +26,7 @@ from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
 from gpt.run.start import Start, start
-from gpt.run.summary import best_bits_per_byte, for_people
+from gpt.run.summary import Figures, Summary, best_bits_per_byte, for_people
 from gpt.run.temperature import divide_logits
 from gpt.threads import sharing_cores
 from gpt.training.device import default_precision, keep_freed_memory
@@ -140,7 +139,7 @@ def build(origin: Start) -> tuple[Options, LanguageModel, TokenData]:
     )
     if origin.tokenizer is None:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
-    precision: Any = trainer.precision or default_precision(trainer.accelerator)
+    precision = trainer.precision or default_precision(trainer.accelerator)
     devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
     if trainer.accelerator == "cpu" and devices > cores():
         report(f"{counted(devices, 'process')} on {counted(cores(), 'core')}: each waits for the others")
@@ -222,25 +221,25 @@ def new_trainer(
         raise InputError(f"the options cannot be used: {error}") from error
 
 
-def planned_and_reached(training: Training, summary: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return what a run with a time limit was given, and the figures of its best checkpoint.
+def planned_and_reached(training: Training, summary: Summary) -> tuple[Figures, Figures]:
+    """Return what a planned run was given, and what it has reached with its best checkpoint.
 
     By then `config.yaml` has the number of steps that were made, so it repeats the run.
     """
     options = training.options
     run = training.loop.run
     origin = training.loop.origin
-    planned: dict[str, float | None] = {
+    planned: Figures = {
         "seconds": 60 * (origin.minutes or 0.0),
         "steps": options.trainer.max_steps,
     }
     seconds = time.perf_counter() - origin.began
-    reached = {"seconds": seconds, "steps": run.step, "bits_per_byte": best_bits_per_byte(summary)}
+    reached: Figures = {"seconds": seconds, "steps": run.step, "bits_per_byte": best_bits_per_byte(summary)}
     trainer = replace(options.trainer, max_steps=run.step)
     run.options = asdict(replace(options, trainer=trainer))
     assert training.loop.store is not None  # this is the first process
     training.loop.store.write_config(run)
-    return {"planned": planned, "reached": reached}
+    return planned, reached
 
 
 def summarize(training: Training) -> None:
@@ -257,7 +256,7 @@ def summarize(training: Training) -> None:
             what = f"the best checkpoint's logits are divided by {temperature:.2f} wherever it is used"
             report(f"temperature scaling: {what}", prefix="")
     if loop.origin.plan:
-        summary |= planned_and_reached(training, summary)
+        summary["planned"], summary["reached"] = planned_and_reached(training, summary)
     write_json(folder / "summary.json", summary)
     is_chat = training.data.prepared.template is not None
     print("\n".join(labelled(for_people(summary, str(folder), is_chat), sys.stdout)))

@@ -1,4 +1,4 @@
-"""What a run uses of Lightning beside its public interface. Tested with 2.6.6; only 2.6 is allowed."""
+"""All that a run uses of Lightning beside its public interface. Tested with 2.6.6; only 2.6 is allowed."""
 
 import logging
 import sys

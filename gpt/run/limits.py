@@ -1,4 +1,4 @@
-"""How many updates a run makes: only `Limits` decides it, and with it the schedule of the learning rate.
+"""Decide how many updates a run makes, and with it the schedule of the learning rate: see `Limits`.
 
 The first limit that is reached ends the run; each is a small class or function here:
 
@@ -41,7 +41,7 @@ _NO_END = End(_ENDLESS, "")
 
 
 class Speed:
-    """How long an update takes, averaged over the last `window` seconds of training without validations.
+    """The time of an update, averaged over the last `window` seconds of training without validations.
 
     Updates in the last fifth of a run may score more tokens and take longer. The unit of work is an early
     update; a late one counts as `slower` units.
@@ -79,7 +79,7 @@ class Speed:
 
 
 class TimeLimit:
-    """Turns seconds into updates: after each update it estimates which one is the last in time.
+    """A limit of time. After each update it estimates which one is the last in time.
 
     Args:
         seconds: limit of seconds of training and validation, over all resumes.
@@ -157,7 +157,7 @@ class Parts:
 
 
 class Result:
-    """What the held-out loss says: which update was the best, and whether to go on.
+    """The history of the held-out loss: which update was the best, and whether to go on.
 
     Args:
         run: where the best loss is kept, and how many validations in a row were not better.
@@ -195,7 +195,9 @@ class Result:
 
 
 class Limits:
-    """Keeps `run.total`, the run's number of updates, up to date, and tells in `why()` what ends the run.
+    """All limits of a run.
+
+    They keep `run.total`, the run's number of updates, up to date, and tell in `why()` what ends the run.
 
     Args:
         options: the run's options; their limits count over all resumes.

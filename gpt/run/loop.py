@@ -1,4 +1,4 @@
-"""What happens between two batches of a run: read `Loop.on_train_batch_end` from top to bottom.
+"""A run between two batches: read `Loop.on_train_batch_end` from top to bottom.
 
 Lightning computes a batch (`LanguageModel.training_step`). After the last batch of an update it clips the
 gradients (`configure_gradient_clipping`, where the processes also agree on signals and on losses that are not
@@ -123,7 +123,8 @@ class Loop(Callback):
         self.record.loss_sum = state.pop(LOSSES, torch.tensor(0.0)).to(device)
         self._continue(trainer)
         set_random_state(state, self.options.seed_everything, rank, device)
-        if run.scale and (scaler := scaler_of(trainer)):
+        scaler = scaler_of(trainer)
+        if scaler and run.scale:
             scaler.load_state_dict(run.scale)
 
     # -- between two batches
@@ -168,7 +169,8 @@ class Loop(Callback):
         metrics = trainer.callback_metrics
         figures = {name: float(metrics[name]) for name in VALIDATED if name in metrics}
         model = self.module.model
-        temperature = ratio = 1.0  # ratio: loss with the temperature / loss without it
+        temperature = 1.0
+        ratio = 1.0  # the loss with the temperature, divided by the loss without it
         if self.options.temperature_scaling:
             prepared = self.data.prepared
             temperature, ratio = on_first(trainer.strategy, lambda: find_temperature(model, prepared))

@@ -6,7 +6,7 @@ option from there to docs/options.md. "Elsewhere:" lists the names that other pr
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 from docstring_parser import parse_from_object
 
@@ -14,7 +14,9 @@ from gpt.data.module import DataOptions
 from gpt.errors import InputError, check_least
 from gpt.plain import seconds_of, shown
 from gpt.run.folder import folder_of
+from gpt.training.device import Precision
 from gpt.training.module import ModelOptions
+from gpt.weights.load import Accelerator
 
 LOGGERS = ("csv", "tensorboard", "wandb")
 _USUAL_INTERVAL = 400
@@ -41,9 +43,9 @@ class TrainerOptions:
     gradient_clip_val: float | None = 1.0
     """The largest norm of all gradients together; 0 or null clips none.
     Elsewhere: grad_clip, max_grad_norm."""
-    accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
+    accelerator: Accelerator = "auto"
     """Where the run computes. Elsewhere: device."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
+    precision: Precision | None = None
     """Number type of matrix products, by default what suits the device; weights are float32.
     Elsewhere: dtype, fp16, bf16."""
     devices: int | None = None
@@ -126,8 +128,8 @@ class Options:
 class Option(NamedTuple):
     """One option: its type, its default, and its field's docstring."""
 
-    kind: Any
-    default: Any
+    kind: object
+    default: object
     text: str
 
 

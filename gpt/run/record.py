@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import torch
 from lightning.pytorch import Trainer
@@ -32,11 +32,12 @@ from gpt.pictures.runs import loss_curve
 from gpt.progress import progress, report
 from gpt.run.folder import RunFolder
 from gpt.run.options import Options
+from gpt.run.summary import Summary
 from gpt.training.module import VALIDATED, LanguageModel
 from gpt.weights.checkpoint import RunPart
 
 Ending = Literal["success", "aborted", "failed"]
-"""How a run ends: by its limits, by a signal, by an error."""
+"""The end of a run: by its limits, by a signal, by an error."""
 COLUMNS = (
     "step",
     "tokens",
@@ -53,7 +54,7 @@ _WANDB_ID = "run-id"  # a file in the run's folder `wandb`
 
 
 class Record:
-    """Writes a row of metrics.csv every `log_every` updates and at each validation.
+    """The record of a run: a row of metrics.csv every `log_every` updates and at each validation.
 
     It keeps its counts in `run`, whose windows have `window` tokens. Each row also goes to `loggers`.
 
@@ -169,14 +170,16 @@ class Record:
         for logger in self._loggers:
             close_logger(logger, ending)
 
-    def summary(self, trainer: Trainer, module: LanguageModel, corpus: str) -> dict[str, Any]:
+    def summary(self, trainer: Trainer, module: LanguageModel, corpus: str) -> Summary:
         """Draw loss.png and return the figures of the run; sizes are in bytes."""
         run = self.run
         loss_curve(self.folder / "metrics.csv", self.folder / "loss.png")
         device = trainer.strategy.root_device
         return {
             "text": Path(corpus).name,
-            **{name: run.validation.get(name) for name in VALIDATED if name != "val_perplexity"},
+            "val_loss": run.validation.get("val_loss"),
+            "val_bits_per_byte": run.validation.get("val_bits_per_byte"),
+            "val_standard_error": run.validation.get("val_standard_error"),
             "best_loss": run.best_loss,
             "best_step": run.best_step,
             "train_seconds": round(run.seconds, 2),

@@ -14,7 +14,7 @@ from gpt.training.guard import Guard
 
 
 class Stopped(Exception):
-    """Raised to end the run between two updates; it has a line that says why, and the exit status."""
+    """The end of a run between two updates, as an exception: a line that says why, and the exit status."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from gpt.weights.formats.table import Weights
 
 
 class Snapshots:
-    """Saves the weights in bfloat16 after steps 1 to 8, 10, 12, 14, 16, 20, ..., and after the last.
+    """Snapshots of the weights, in bfloat16, of steps 1 to 8, 10, 12, 14, 16, 20, ..., and of the last.
 
     All snapshots together take at most `megabytes`. The most closely spaced ones are deleted first, so the
     others stay evenly spread. If fewer than eight fit, none is kept, as they would show little. A snapshot is

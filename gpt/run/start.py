@@ -232,8 +232,8 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     run = checkpoint.run or RunPart()
     part = checkpoint.model
     folder = folder_of_checkpoint(path)
-    if folder and (other := own.get("run", folder.name)) != folder.name:
-        raise InputError(f"--run {other} is not the run that is resumed, {folder}: leave --run out")
+    if folder and own.get("run", folder.name) != folder.name:
+        raise InputError(f"--run {own['run']} is not the run that is resumed, {folder}: leave --run out")
     try:
         check_complete(checkpoint.config, checkpoint.all_weights())
         written, unknown = known(run.options)

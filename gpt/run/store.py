@@ -1,13 +1,13 @@
-"""What the first process of a run keeps in its folder: the options, checkpoints and snapshots."""
+"""The files that the first process keeps in a run's folder: the options, checkpoints and snapshots."""
 
 from dataclasses import replace
-from typing import Any
 
 import yaml
 
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import file_sha256
+from gpt.plain import JsonObject, as_dict
 from gpt.progress import report
 from gpt.run.checkpoint import Checkpoints
 from gpt.run.folder import CONFIG, RunFolder, folder_of
@@ -16,7 +16,7 @@ from gpt.run.snapshots import Snapshots
 from gpt.run.start import Start
 from gpt.training.lora import ALPHA
 from gpt.training.module import LanguageModel
-from gpt.weights.adapters import without_adapters
+from gpt.weights.adapters import AdapterPart, without_adapters
 from gpt.weights.checkpoint import ModelPart, RunPart, checkpoints_of
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import PretrainedGPT
@@ -80,24 +80,26 @@ class Store:
         """Write a checkpoint; the temperature is that of `save_snapshot`."""
         self.checkpoints.save(tensors, replace(self._model_part, temperature=temperature), run)
 
-    def _adapters(self, module: LanguageModel, rank: int, is_new: bool) -> dict[str, Any]:
+    def _adapters(self, module: LanguageModel, rank: int, is_new: bool) -> JsonObject:
         """Return the fields of `AdapterPart`, and write the fixed weights into the folder `base` once."""
         self.files.top.below("base").close()  # raises InputError if it is a link
         base = self.files.path / "base"
         if is_new or not (base / "model.safetensors").is_file():
             weights = without_adapters(module.model.state_dict())
             PretrainedGPT.from_weights(module.config, weights).save_pretrained(base)
-        return {"rank": rank, "scale": ALPHA / rank, "base": file_sha256(base / "model.safetensors")}
+        part = AdapterPart(rank=rank, scale=ALPHA / rank, base=file_sha256(base / "model.safetensors"))
+        return as_dict(part)
 
 
 def locked_folder(origin: Start, name: str) -> RunFolder:
     """Return the run's locked folder: the one locked before its checkpoint was read, or a new one.
 
-    Raises InputError if another process has origin the run since then.
+    Raises InputError if another process has begun this run since then.
     """
     existing = origin.folder
     files = origin.claim.take(existing) if existing else origin.claim.take_new(folder_of(name))
-    if origin.checkpoint is None and (checkpoints := checkpoints_of(files.path)):
+    checkpoints = [] if origin.checkpoint else checkpoints_of(files.path)
+    if checkpoints:
         what = "another process has begun this run meanwhile: start again to resume it"
         raise InputError(f"{checkpoints[0]} is there, {what}")
     return files

@@ -1,9 +1,43 @@
-"""What a person reads at the end of a run: its result, its size, its files, and what to do next."""
+"""The result of a run: summary.json, and the lines that a person reads at the end."""
 
-from typing import Any
+from typing import TypedDict
+
+Figures = dict[str, float | None]
 
 
-def for_people(summary: dict[str, Any], folder: str, is_chat: bool) -> list[tuple[str, str]]:
+class _Result(TypedDict):
+    text: str
+    """The name of the corpus."""
+    val_loss: float | None
+    """Nats per token at the last validation."""
+    val_bits_per_byte: float | None
+    val_standard_error: float | None
+    """Standard error of the bits per byte."""
+    best_loss: float | None
+    """The lowest `val_loss`; with temperature scaling, the scaled one."""
+    best_step: int
+    train_seconds: float
+    """Seconds of training and validation, over all resumes."""
+    steps: int
+    tokens: int
+    tokens_per_second: int
+    peak_memory_bytes: int
+    """0 if the system does not tell it."""
+    parameters: int
+    device: str
+    precision: str
+
+
+class Summary(_Result, total=False):
+    """The content of summary.json."""
+
+    planned: Figures
+    """The seconds and steps that a planned run was given."""
+    reached: Figures
+    """The seconds and steps that it has taken, and the bits per byte of its best checkpoint."""
+
+
+def for_people(summary: Summary, folder: str, is_chat: bool) -> list[tuple[str, str]]:
     """Return lines of a label and a text for the figures of summary.json."""
     how = "--interactive" if is_chat else "--prompt 'The'"
     trained = (
@@ -18,13 +52,16 @@ def for_people(summary: dict[str, Any], folder: str, is_chat: bool) -> list[tupl
     ]
 
 
-def best_bits_per_byte(summary: dict[str, Any]) -> float | None:
+def best_bits_per_byte(summary: Summary) -> float | None:
     """Return the bits per byte of the best checkpoint; None if nothing was validated.
 
     The ratio of bits to loss is that of the last validation, which scored the same text.
     """
-    bits, last, best = (summary[name] for name in ("val_bits_per_byte", "val_loss", "best_loss"))
-    return None if bits is None or best is None else bits * best / (last or 1)
+    bits = summary["val_bits_per_byte"]
+    best = summary["best_loss"]
+    if bits is None or best is None:
+        return None
+    return bits * best / (summary["val_loss"] or 1)
 
 
 def minutes(seconds: float) -> str:
@@ -32,7 +69,7 @@ def minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} minutes"
 
 
-def _result(summary: dict[str, Any]) -> str:
+def _result(summary: Summary) -> str:
     bits = best_bits_per_byte(summary)
     if bits is None:
         return "not validated: no text is held out, or the loss is not a number"

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import torch
@@ -25,6 +25,7 @@ from gpt.evaluation.copied import Copied
 from gpt.generation import Token, for_decoding
 from gpt.generation.decoding import Precision, backend_for
 from gpt.model import GPT
+from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
@@ -144,7 +145,7 @@ class _Service:
         finally:
             self.cost -= cost
 
-    async def worked(self, body: bytes, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def worked(self, body: bytes, work: Callable[..., Result], *arguments: object) -> Result:
         """Do work in a thread, so that the event loop goes on. The body's size limits how long it takes.
 
         Only a few long bodies get a thread at a time, so that short ones and answers find a free one. Raises
@@ -166,15 +167,15 @@ class _Service:
     async def health(self) -> dict[str, str]:
         return {"status": "ok"}
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self) -> JsonObject:
         return {"object": "list", "data": [await self.model(self.name)]}
 
-    async def model(self, name: str) -> dict[str, Any]:
+    async def model(self, name: str) -> JsonObject:
         if name != self.name:
             raise HTTPException(404, f"there is no model {name!r:.80}, expected {self.name!r}")
         return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> JsonObject:
         marks = {"chat": self.template is not None, "copied": self.copied is not None}
         return {"id": self.name, "figures": asdict(self.figures), **marks, **self.history.curve()}
 
@@ -189,15 +190,18 @@ class _Service:
 
     @torch.inference_mode()
     def last_token_attention(self, model: GPT, tokens: list[int]) -> str:
-        """JSON with the text of each of T tokens, and the last one's weights (layers, heads, T), rounded."""
+        """Return JSON with the text of each of T tokens, and the last one's weights (layers, heads, T).
+
+        The weights have four decimals.
+        """
         with capture_weights(model) as captured:
             model.features(torch.tensor([tokens], device=model.token_embedding.weight.device))
         weights = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, T)
         texts = [self.tokenizer.decode([token]) for token in tokens]
-        rounded = [[[round(w, 4) for w in head] for head in layer] for layer in weights.tolist()]
+        rounded = [[_rounded(head) for head in layer] for layer in weights.tolist()]
         return json.dumps({"tokens": texts, "weights": rounded})
 
-    async def find_copied(self, request: Request) -> dict[str, Any]:
+    async def find_copied(self, request: Request) -> JsonObject:
         body = await self.limits.read_body(request)
         form = CopiedRequest.model_validate_json(body)
         assert self.copied
@@ -236,6 +240,10 @@ class _Service:
             gone.add_done_callback(lambda _: handle.put(HTTPException(499, "the client disconnected")))
             stack.callback(gone.cancel)
             return _json(await answer.whole())
+
+
+def _rounded(weights: list[float]) -> list[float]:
+    return [round(weight, 4) for weight in weights]
 
 
 def _json(body: str) -> Response:
@@ -305,8 +313,8 @@ class _Answer:
                 self.new_tokens += not token.echoed
                 yield index, token
 
-    def _choice(self, index: int, tokens: list[Token]) -> dict[str, Any]:
-        """The entry of `choices` for new tokens. They follow those of the choice's earlier entries."""
+    def _choice(self, index: int, tokens: list[Token]) -> JsonObject:
+        """Return the entry of `choices` for new tokens. They follow those of the choice's earlier entries."""
         text = "".join(token.text for token in tokens)
         before = self.lengths[index]
         self.lengths[index] += len(text)
@@ -327,5 +335,5 @@ class _Answer:
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _event(value: dict[str, Any]) -> str:
+def _event(value: JsonObject) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

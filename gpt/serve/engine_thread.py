@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -52,14 +52,14 @@ class Handle:
 
 
 class EngineThread:
-    """Runs an engine in a thread while there is work, until `end`.
+    """An engine in a thread, which runs while there is work, until `end`.
 
     At most one `call` runs between two steps of the engine.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, backend: BackendName = "auto") -> None:
         self.model = model
-        self.open: set[Any] = set()  # unfinished handles and calls
+        self.open: set[Handle | Callable[[], object]] = set()  # unfinished handles and calls
         self._new_engine = partial(
             Engine, model, tokenizer, backend=backend, max_samples=_SAMPLES, chunk=_CHUNK
         )
@@ -104,7 +104,7 @@ class EngineThread:
             if isinstance(handle, Handle):
                 handle.put(error)
 
-    def _order(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _order(self, function: Callable[..., None], *arguments: object) -> None:
         """Run a function in the thread, after all earlier ones. Then run a step if there is work."""
 
         def run() -> None:

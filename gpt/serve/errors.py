@@ -1,13 +1,13 @@
 """All errors that a client can get, in OpenAI's form."""
 
 import logging
-from typing import Any
 
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
+from gpt.plain import JsonObject
 
 _MOST = 512  # errors in a body; to list more would delay other clients
 # The rest of a refused body is not read, so its connection is closed.
@@ -20,8 +20,8 @@ def server_failed(error: Exception) -> HTTPException:
     return HTTPException(500, "the server failed")
 
 
-def error_body(error: Exception) -> tuple[dict[str, Any], int]:
-    """The JSON body and the status for any exception. Internals and tracebacks are not shown."""
+def error_body(error: Exception) -> tuple[JsonObject, int]:
+    """Return the JSON body and the status for any exception. Internals and tracebacks are not shown."""
     if isinstance(error, ValidationError):
         if error.error_count() > _MOST:
             return error_body(InputError(f"the body has {error.error_count()} errors"))
@@ -36,6 +36,6 @@ def error_body(error: Exception) -> tuple[dict[str, Any], int]:
 
 
 def error_reply(error: Exception) -> JSONResponse:
-    """The HTTP response for any exception."""
+    """Return the HTTP response for any exception."""
     body, status = error_body(error)
     return JSONResponse(body, status, _HEADERS.get(status))

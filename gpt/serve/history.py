@@ -4,11 +4,11 @@ import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
 from gpt.errors import InputError
+from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread
 from gpt.weights.checkpoint import snapshots_of
 
@@ -33,8 +33,8 @@ class History:
         for engine in (self.own, *self.engines.values()):
             engine.end()
 
-    def curve(self) -> dict[str, Any]:
-        """The steps of the snapshots, and (step, loss) pairs where the loss is finite.
+    def curve(self) -> JsonObject:
+        """Return the steps of the snapshots, and (step, loss) pairs where the loss is finite.
 
         The loss is in nats per token, of the training batch at this step.
         """
@@ -43,7 +43,7 @@ class History:
         return {"snapshots": [step for step, _, _ in snapshots], "train": train}
 
     async def engine(self, step: int | None) -> EngineThread:
-        """The engine of the snapshot at a step, or of the served model for None.
+        """Return the engine of the snapshot at a step, or of the served model for None.
 
         Raises HTTPException 404 if there is no such snapshot, 500 if its file is damaged, and 503 if all
         engines are busy.

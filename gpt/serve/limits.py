@@ -54,7 +54,7 @@ class Limits:
 
 
 def cost(requests: Sequence[generation.Request]) -> int:
-    """The memory and time that requests take, in units of about 200 bytes.
+    """Return the memory and time that requests take, in units of about 200 bytes.
 
     A token of a prompt costs one, and so does a token of the answer. If log-probabilities are requested, each
     token of the answer costs one more, and one more for each alternative. Each sample costs 64 besides.
@@ -68,7 +68,7 @@ def cost(requests: Sequence[generation.Request]) -> int:
 
 
 def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
-    """ASGI middleware that checks the API key, if there is one, and the content type of a body."""
+    """Make ASGI middleware that checks the API key, if there is one, and the content type of a body."""
     expected = None if api_key is None else f"Bearer {api_key}".encode("utf-8", "surrogateescape")
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import accumulate, chain
-from typing import Annotated, Any, Literal, TypeVar
+from itertools import accumulate
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from gpt.errors import InputError
 from gpt.generation import Request, Sampling, Token
 from gpt.generation.healing import Prompt, typed_prompt
+from gpt.plain import JsonObject
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
@@ -41,7 +42,7 @@ class _Message(BaseModel):
     content: str | Annotated[list[_Text], _PROMPTS] | None = None
 
     def plain(self) -> dict[str, str]:
-        """The message in the form of a template. `developer` is a newer name of the role `system`."""
+        """Return the message in the form of a template. `developer` is a newer name of the role `system`."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -53,12 +54,12 @@ class _Prompted(_Form):
     snapshot: Natural | None = None  # the step of the snapshot that answers; None: the served model
 
     def prompts(self, tokenizer: Tokenizer, template: Template | None, *, heal: bool = False) -> list[Prompt]:
-        """The tokens of each prompt, at least one each. `prompt` has one or several prompts, as text or ids.
+        """Return the tokens of each prompt, at least one each.
 
-        With `heal`, the last word of a text may get other tokens. Raises InputError for a chat without
-        a template, a chat whose last message is the assistant's, an empty list, and an unknown id.
+        `prompt` has one or several prompts, as text or ids. With `heal`, the last word of a text may get
+        other tokens. Raises InputError for a chat without a template, a chat whose last message is the
+        assistant's, an empty list, and an unknown id.
         """
-        given: Any = self.prompt
         if self.messages is not None:
             if template is None:
                 raise InputError("the model was not tuned on examples: it has no template for a chat")
@@ -66,15 +67,27 @@ class _Prompted(_Form):
             if messages and messages[-1]["role"] == "assistant":
                 raise InputError("the last message is the assistant's, expected one to reply to")
             return [Prompt(template.prompt(tokenizer, messages))]
-        if given == []:
+        prompts = self._each_prompt()
+        if not prompts:
             raise InputError("expected at least one prompt, got an empty list")
-        if isinstance(given, str) or isinstance(given[0], int):
-            given = [given]
-        if heal and isinstance(given[0], str):
-            return [typed_prompt(tokenizer, prompt) for prompt in given]
-        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
-        tokenizer.decode_bytes(chain.from_iterable(prompts))  # raises for an unknown id
-        return [Prompt(prompt or [tokenizer.eot]) for prompt in prompts]
+        return [_tokenized(tokenizer, prompt, heal) for prompt in prompts]
+
+    def _each_prompt(self) -> Sequence[str | list[int]]:
+        """Return the prompts, each as a text or as ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        ids = [item for item in prompt if isinstance(item, int)]
+        if ids:
+            return [ids]
+        return [item for item in prompt if not isinstance(item, int)]
+
+
+def _tokenized(tokenizer: Tokenizer, prompt: str | list[int], heal: bool) -> Prompt:
+    if isinstance(prompt, list):
+        tokenizer.decode_bytes(prompt)  # raises for an unknown id
+        return Prompt(prompt or [tokenizer.eot])
+    return typed_prompt(tokenizer, prompt) if heal else Prompt(tokenizer.encode(prompt) or [tokenizer.eot])
 
 
 class _Ignored(_Form):
@@ -154,8 +167,7 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
 
     def requests(self, tokenizer: Tokenizer, template: Template | None) -> list[Request]:
         """Make one engine request for each prompt. Raises InputError for values or ids out of range."""
-        given = (self.max_completion_tokens, self.max_tokens, 16 if self.messages is None else 1024)
-        max_tokens = next(count for count in given if count is not None)
+        max_tokens = self._most_new_tokens()
         if not (max_tokens or self.echo):
             raise InputError("max_tokens must be at least 1 without echo, got 0")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -179,6 +191,13 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
             for prompt in self.prompts(tokenizer, template, heal=heal)
         ]
 
+    def _most_new_tokens(self) -> int:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return 16 if self.messages is None else 1024
+
 
 class AttentionRequest(_Prompted):
     """The body of `POST /attention`, with which the page gets the attention weights of the last token."""
@@ -186,7 +205,7 @@ class AttentionRequest(_Prompted):
     tokens: Ids = []  # they follow the prompt
 
     def ids(self, tokenizer: Tokenizer, template: Template | None) -> list[int]:
-        """The ids of the prompt and the tokens. Raises InputError for an id outside the vocabulary."""
+        """Return the ids of the prompt and the tokens. Raises InputError for an id outside the vocabulary."""
         tokenizer.decode_bytes(self.tokens)  # raises for an unknown id
         return self.prompts(tokenizer, template)[0].tokens + self.tokens
 
@@ -197,11 +216,11 @@ class CopiedRequest(_Form):
     tokens: Annotated[list[Natural], Field(fail_fast=True)]
 
 
-def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-    """The field `logprobs` for tokens whose text begins at character `offset` of the choice's text."""
+def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> JsonObject:
+    """Return the field `logprobs` for tokens whose text begins at character `offset` of the choice's text."""
 
     def name(id_: int) -> str:
-        """The token's text. Part of a character is written as `bytes:\\xf0\\x9f`, as OpenAI does."""
+        """Return the token's text. Part of a character is written as `bytes:\\xf0\\x9f`, as OpenAI does."""
         data = tokenizer.decode_bytes([id_])
         try:
             return data.decode("utf-8")
@@ -209,7 +228,7 @@ def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def top(token: Token) -> dict[str, float] | None:
-        """The most likely tokens and the chosen one. None for the first token of an echoed prompt."""
+        """Return the most likely tokens and the chosen one; None for the first token of an echoed prompt."""
         if token.log_probability is None:
             return None
         return {name(id_): value for id_, value in (*token.alternatives, (token.id, token.log_probability))}

@@ -1,6 +1,7 @@
 """A uvicorn server that closes slow connections, and sends an error to clients that its shutdown cuts off."""
 
 import asyncio
+import socket
 from functools import partial
 from typing import Any
 
@@ -82,7 +83,7 @@ class Server(uvicorn.Server):
         self.drain_seconds = limits.drain_seconds
         self.end = app.state.end
 
-    async def shutdown(self, sockets: Any = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections and give open requests some time to end. Others then get an error."""
         asyncio.get_running_loop().call_later(self.drain_seconds, self.end)
         await super().shutdown(sockets)

@@ -5,7 +5,7 @@ import math
 from base64 import b64encode
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ def write(
     name: str,
     precision: Precision,
     snapshots: list[Snapshot],
-    text: NDArray[Any] | None,
+    text: NDArray[np.uint32] | None,
     megabytes: float,
     run: RunPart | None = None,
 ) -> str:
@@ -49,7 +49,7 @@ def write(
     most = int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
     while len(chosen) > max(most, 2):
         del chosen[most_crowded(chosen)]
-    models: list[dict[str, Any]] = [{"step": None}]
+    models: list[dict[str, float | None]] = [{"step": None}]
     for step, loss, file in chosen if most > 1 else []:
         models.append({"step": step, "loss": loss if math.isfinite(loss) else None})
         data += _packed(read_weights(file).cropped().weights, precision)[0]
@@ -82,7 +82,7 @@ def write(
 
 
 def _packed(weights: Weights, precision: Precision) -> tuple[bytes, dict[str, list[int]]]:
-    """The weights as bytes, and for each tensor its offset in them and its numbers of rows and columns.
+    """Return the weights as bytes, and each tensor's offset in them and numbers of rows and columns.
 
     Rows are padded to a multiple of `_LANES`. The scales of an int8 matrix follow it.
     """
@@ -90,17 +90,18 @@ def _packed(weights: Weights, precision: Precision) -> tuple[bytes, dict[str, li
     parts = list[bytes]()
     end = 0
     for name, values in weights.items():
-        tensors[name] = [end, *(1, *values.shape)[-2:]]
+        rows = values.shape[0] if values.dim() == 2 else 1
+        tensors[name] = [end, rows, values.shape[-1]]
         stored = [values.to(torch.float16 if precision == "float16" else torch.float32)]
         if precision == "int8" and values.dim() == 2:
-            stored = [*quantized(values)]
+            stored = list(quantized(values))
         for tensor in stored:
             parts.append(F.pad(tensor, (0, -tensor.shape[-1] % _LANES)).numpy().tobytes())
             end += len(parts[-1])
     return b"".join(parts), tensors
 
 
-def _letters(ids: NDArray[Any]) -> str:
+def _letters(ids: NDArray[np.uint32]) -> str:
     """Write the ids as a text, one letter for each. It skips surrogates, as these are no letters."""
     return np.where(ids < 0xD800, ids, ids + 0x800).astype("<u2").tobytes().decode("utf-16-le")
 

@@ -5,7 +5,8 @@ import json
 import re
 from base64 import b64encode
 from pathlib import Path
-from typing import Any
+
+from gpt.plain import JsonObject
 
 _ENGINE = (
     "kernel.js",
@@ -18,7 +19,7 @@ _ENGINE = (
 
 
 def served_page() -> tuple[str, str]:
-    """The page that asks a server, and its Content-Security-Policy, which goes into a header of the answer.
+    """Return the page that asks a server, and its Content-Security-Policy for a header of the answer.
 
     No other site may show the page in a frame, as it could hide the frame and misuse a visitor's clicks. Only
     a header can forbid that, because browsers ignore `frame-ancestors` in the page itself.
@@ -27,8 +28,8 @@ def served_page() -> tuple[str, str]:
     return page, f"{policy}; frame-ancestors 'none'"
 
 
-def page_of(description: dict[str, Any], blocks: list[str]) -> str:
-    """The page that computes by itself, with a model in the form of `gpt.share.file`."""
+def page_of(description: JsonObject, blocks: list[str]) -> str:
+    """Return the page that computes by itself, with a model in the form of `gpt.share.file`."""
     # `<` is escaped, so that a browser never reads `</script>` in the data.
     plain = json.dumps(description, ensure_ascii=False).replace("<", "\\u003c")
     scripts = {"engine": f"const FILE = {plain};\n{_texts(*_ENGINE)}", "page": _texts("page.js", "file.js")}
@@ -41,7 +42,7 @@ def page_of(description: dict[str, Any], blocks: list[str]) -> str:
 
 
 def _page(scripts: dict[str, str], data: str, connect: str) -> tuple[str, str]:
-    """The page with these scripts, by id, and the data after them; and the policy that allows only these."""
+    """Return the page with these scripts by id and the data after them, and the policy that allows these."""
     page = _texts("page.html")
     style = re.findall("<style>(.*?)</style>", page, re.DOTALL)
     elements = "\n".join(f'<script id="{name}">{text}</script>' for name, text in scripts.items())

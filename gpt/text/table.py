@@ -9,10 +9,9 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from gpt.errors import InputError
-from gpt.plain import parse_json
+from gpt.plain import JsonObject, parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 Ranked = tuple[int, int]
@@ -53,14 +52,15 @@ def merge(
     while True:
         formed = (rank_of(a + b) for a, b in pairwise(parts))
         ranked = [(rank, i) for i, rank in enumerate(formed) if rank is not None]
-        if not ranked or (chosen := choose(ranked)) is None:
+        chosen = choose(ranked) if ranked else None
+        if chosen is None:
             return parts
         _, i = chosen
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
-    """For each token of several bytes, the two tokens of lower rank that it is merged from.
+    """Return, for each token of several bytes, the two tokens of lower rank that it is merged from.
 
     None for a token that merging never makes. Raises InputError if the tokens are so long that this would
     take minutes.
@@ -86,18 +86,10 @@ def read_table(path: Path) -> list[bytes]:
         if path.stat().st_size > _LARGEST_FILE:
             raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
         content = parse_json(path.read_text(encoding="utf-8"))
-        model = content["model"]
-        changes = "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"
-        if content.get("normalizer") or any(map(model.get, changes)):
-            raise InputError("it changes texts before encoding them: they would not come back")
-        special = {token["content"] for token in content.get("added_tokens", [])}
-        vocabulary = {name: i for name, i in model["vocab"].items() if name not in special}
-        if sorted(vocabulary.values()) != [*range(len(vocabulary))]:
-            raise InputError("the ids of its tokens are not numbered from 0 on, special tokens after them")
-        tokens = [unspell(name) for name in sorted(vocabulary, key=vocabulary.__getitem__)]
-        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-        listed = [(unspell(first), unspell(second)) for first, second in pairs]
-        if _BYTE_LEVEL | content["pre_tokenizer"] | {"trim_offsets": True} != _BYTE_LEVEL:
+        _check_no_changes(content)
+        tokens = _tokens_by_rank(content)
+        listed = _listed_merges(content)
+        if not _cuts_as_gpt2(content["pre_tokenizer"]):
             raise InputError("it cuts text into other words than GPT-2")
         check_table(tokens)
         if listed != merges(tokens):
@@ -107,46 +99,85 @@ def read_table(path: Path) -> list[bytes]:
     return tokens
 
 
-def to_json(tokens: list[bytes]) -> dict[str, Any]:
-    """The content of a `tokenizer.json` with which Hugging Face's libraries give the same ids."""
-    special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+def _check_no_changes(content: JsonObject) -> None:
+    """Raise InputError if a tokenizer.json says that texts are changed before they are encoded."""
+    model = content["model"]
+    settings = ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
+    if content.get("normalizer") or any(model.get(name) for name in settings):
+        raise InputError("it changes texts before encoding them: they would not come back")
+
+
+def _tokens_by_rank(content: JsonObject) -> list[bytes]:
+    """Return the tokens of a tokenizer.json in the order of their ids, without the special ones."""
+    special = {token["content"] for token in content.get("added_tokens", [])}
+    vocabulary = {name: id_ for name, id_ in content["model"]["vocab"].items() if name not in special}
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise InputError("the ids of its tokens are not numbered from 0 on, special tokens after them")
+    return [unspell(name) for name in sorted(vocabulary, key=lambda name: vocabulary[name])]
+
+
+def _listed_merges(content: JsonObject) -> list[tuple[bytes, bytes]]:
+    """Return the merges of a tokenizer.json, each of which is a pair or a text with a space in the middle."""
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in content["model"]["merges"]]
+    return [(unspell(first), unspell(second)) for first, second in pairs]
+
+
+def _cuts_as_gpt2(pre_tokenizer: JsonObject) -> bool:
+    """Whether a tokenizer.json cuts words as `WORDS` does. How it trims offsets changes no token."""
+    return {**_BYTE_LEVEL, **pre_tokenizer, "trim_offsets": True} == _BYTE_LEVEL
+
+
+def to_json(tokens: list[bytes]) -> JsonObject:
+    """Return the content of a `tokenizer.json` with which Hugging Face's libraries give the same ids."""
+    end_of_text = {
+        "id": len(tokens),
+        "content": END_OF_TEXT,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    pairs = [pair for pair in merges(tokens) if pair is not None]
     return {
         "version": "1.0",
-        "added_tokens": [{"id": len(tokens), "content": END_OF_TEXT, **special, "special": True}],
+        "added_tokens": [end_of_text],
         "pre_tokenizer": _BYTE_LEVEL,
         "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "ignore_merges": True,  # a word that is a token is not merged, as in tiktoken
             "vocab": {spell(token): rank for rank, token in enumerate(tokens)},
-            "merges": [[spell(first), spell(second)] for first, second in filter(None, merges(tokens))],
+            "merges": [[spell(first), spell(second)] for first, second in pairs],
         },
     }
 
 
 def pack(tokens: list[bytes]) -> str:
-    """The tokens as one text: one line for each, in base64."""
+    """Return the tokens as one text: one line for each, in base64."""
     return "\n".join(b64encode(token).decode() for token in tokens)
 
 
 def unpack(table: str) -> list[bytes]:
-    """The inverse of `pack`. A rank may follow the token on each line, as in tiktoken's files."""
+    """Read the tokens that `pack` wrote. A rank may follow the token on each line, as in tiktoken's files."""
     return [b64decode(line.partition(" ")[0], validate=True) for line in table.splitlines()]
 
 
 def spell(token: bytes) -> str:
     """Write the bytes of a token as printable characters."""
-    return "".join(map(byte_letters().__getitem__, token))
+    letters = byte_letters()
+    return "".join([letters[byte] for byte in token])
 
 
 def unspell(letters: str) -> bytes:
-    """The inverse of `spell`. Raises ValueError for other characters."""
-    return bytes(map(byte_letters().index, letters))
+    """Return the bytes that `spell` wrote. Raises ValueError for other characters."""
+    known = byte_letters()
+    return bytes([known.index(letter) for letter in letters])
 
 
 @cache
 def byte_letters() -> str:
-    """A printable character for each byte: the byte itself, or a character from U+0100 on.
+    """Return a printable character for each byte: the byte itself, or a character from U+0100 on.
 
     GPT-2's encoder.py uses the same characters.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpt.errors import InputError
 from gpt.plain import shown
@@ -46,7 +46,7 @@ class Template:
                 raise InputError(f"the template's {role} {rule}, got {shown(text)}")
 
     def to_jinja(self) -> str:
-        """The template in Jinja for transformers and llama.cpp.
+        """Return the template in Jinja for transformers and llama.cpp.
 
         These encode a reply together with the text before it, not part by part as training does.
         """
@@ -64,19 +64,24 @@ class Template:
             f"{{% if add_generation_prompt %}}{{{{ {reply!a} }}}}{{% endif %}}"
         )
 
-    def parts(self, messages: Any) -> list[Part]:
-        """The text of [{"role": ..., "content": ...}, ...] in parts. The last part follows the last reply.
+    def parts(self, messages: object) -> list[Part]:
+        """Return the text of [{"role": ..., "content": ...}, ...] in parts.
+
+        The last part follows the last reply.
 
         Raises InputError if the messages have another form.
         """
         if not isinstance(messages, list) or not messages:
             raise InputError(f"expected a list of messages, got {shown(messages)}")
+        roles = list(vars(self))
         parts = []
         before = ""
         for number, message in enumerate(messages, start=1):
-            if not isinstance(message, dict) or not isinstance(content := message.get("content"), str):
+            content = message.get("content") if isinstance(message, dict) else None
+            if not isinstance(content, str):
                 raise InputError(f"message {number} has no text as its content, got {shown(message)}")
-            if (role := message.get("role")) not in (roles := list(vars(self))):
+            role = message.get("role")
+            if role not in roles:
                 raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
             opening, closing = getattr(self, role).split(PLACE)
             if role == "assistant":
@@ -87,7 +92,10 @@ class Template:
         return [*parts, Part(before, False)]
 
     def prompt(self, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The token ids of the prompt for a reply. The parts are encoded one by one, as in training."""
+        """Return the token ids of the prompt for a reply.
+
+        The parts are encoded one by one, as in training.
+        """
         *parts, (rest, _) = self.parts(messages)
         ids = [tokenizer.eot]
         for text, scored in [*parts, Part(rest + self.assistant.removesuffix(PLACE), False)]:

@@ -8,11 +8,11 @@ loss.
 import lzma
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import regex
@@ -20,7 +20,11 @@ from numpy.typing import NDArray
 
 from gpt.errors import InputError
 from gpt.files import shipped
+from gpt.plain import JsonObject
 from gpt.text.table import END_OF_TEXT, LAST_WORD, WORDS, check_table, merge, pack, read_table, unpack
+
+if TYPE_CHECKING:
+    import tiktoken
 
 _FULL_SIZE = 50257
 SMALLEST_SIZE = 257  # tokens: the 256 bytes and `<|endoftext|>`
@@ -38,7 +42,7 @@ _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic o
 
 
 class Tokenizer:
-    """Converts text to token ids and back. Tokenizers with the same table are equal.
+    """A converter of text to token ids and back. Tokenizers with the same table are equal.
 
     Args:
         name: `gpt2`, or `own` for a tokenizer with its own table.
@@ -69,8 +73,8 @@ class Tokenizer:
         self.n_vocab = len(self.tokens) + 1
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> "Tokenizer":
-        """The inverse of `to_dict`. Raises InputError for any other value."""
+    def from_dict(cls, saved: JsonObject) -> "Tokenizer":
+        """Build the tokenizer that `to_dict` returned. Raises InputError for any other value."""
         try:
             table = unpack(saved["table"]) if "table" in saved else None
             tokenizer = cls(saved["name"], saved["vocab_size"], table)
@@ -91,9 +95,9 @@ class Tokenizer:
             return cls("gpt2", len(table) + 1)
         return cls("own", table=table)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The tokenizer as strings and numbers, for JSON and for checkpoints."""
-        saved: dict[str, Any] = {"name": self.name, "vocab_size": self.n_vocab}
+    def to_dict(self) -> JsonObject:
+        """Return the tokenizer as strings and numbers, for JSON and for checkpoints."""
+        saved: JsonObject = {"name": self.name, "vocab_size": self.n_vocab}
         return saved if self.name == "gpt2" else saved | {"table": pack(self.tokens)}
 
     def __eq__(self, other: object) -> bool:
@@ -109,7 +113,7 @@ class Tokenizer:
 
     @property
     @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
-    def encoding(self) -> Any:
+    def encoding(self) -> "tiktoken.Encoding":
         """The `tiktoken.Encoding` of this tokenizer."""
         import tiktoken
 
@@ -121,7 +125,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        """The ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
+        """Return the ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
         first, *others = text.split(END_OF_TEXT) if allow_special else [text]
         ids: list[int] = self.encode_array(first).tolist()
         for part in others:
@@ -129,18 +133,18 @@ class Tokenizer:
         return ids
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of plain text, (tokens,)."""
+        """Return the ids of plain text, (tokens,)."""
         encode = self.encoding.encode_to_numpy
         text = whole_characters(text)
         parts = split_at_words(text, _LONGEST_CALL)
         return np.concatenate([encode(part, disallowed_special=()) for part in parts])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`. Bytes that are not UTF-8, such as half a character, become U+FFFD."""
+        """Return the text of `ids`. Bytes that are not UTF-8, such as half a character, become U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of `ids`. Raises InputError if an id is outside the vocabulary."""
+        """Return the bytes of `ids`. Raises InputError if an id is outside the vocabulary."""
         ids = [int(i) for i in ids]
         if outside := [i for i in ids if not 0 <= i < self.n_vocab]:
             raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
@@ -148,7 +152,7 @@ class Tokenizer:
 
     @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def byte_lengths(self) -> NDArray[np.int64]:
-        """The number of bytes of each token, (n_vocab,). 0 for `<|endoftext|>`."""
+        """Return the number of bytes of each token, (n_vocab,). 0 for `<|endoftext|>`."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int64)
 
     @property
@@ -158,14 +162,14 @@ class Tokenizer:
         return {token: rank for rank, token in enumerate(self.tokens)}
 
     def encode_word(self, word: bytes) -> list[int]:
-        """The ids of one word of `WORDS`, or of the beginning of a word, given as bytes."""
+        """Return the ids of one word of `WORDS`, or of the beginning of a word, given as bytes."""
         if word in self.ranks:
             return [self.ranks[word]]
         return [self.ranks[part] for part in merge(word, self.ranks.get)]
 
     @lru_cache(maxsize=256)  # noqa: B019 (shared by equal tokenizers)
     def ids_beginning_with(self, beginning: bytes) -> tuple[int, ...]:
-        """The ids of the tokens whose bytes begin with `beginning`, in order."""
+        """Return the ids of the tokens whose bytes begin with `beginning`, in order."""
         tokens = self._sorted
         following = tokens[bisect_left(tokens, beginning) :]
         return tuple(
@@ -181,7 +185,10 @@ class Tokenizer:
 
 
 def last_word(text: str) -> str:
-    """The end of a text whose tokens may change when more text follows. It has at most 65 characters."""
+    """Return the end of a text whose tokens may change when more text follows.
+
+    It has at most 65 characters.
+    """
     word = _LAST_WORD.search(whole_characters(text)[-_LONGEST_WORD:])
     return word[0] if word else ""
 
@@ -220,6 +227,6 @@ def split_at_words(text: str, longest: int) -> Iterator[str]:
 
 @cache
 def _table() -> list[bytes]:
-    """GPT-2's tokens by rank."""
+    """Read GPT-2's tokens by rank."""
     packed = (shipped("assets") / "r50k_base.tiktoken.xz").read_bytes()
     return unpack(lzma.decompress(packed).decode())

@@ -68,5 +68,5 @@ def learn(texts: list[str], wanted: Learned) -> Tokenizer:
     )
     library.train_from_iterator((part for text in texts for part in split_at_words(text, _PART)), trainer)
     ids = library.get_vocab()
-    table = [unspell(token) for token in sorted(ids, key=ids.__getitem__)]
+    table = [unspell(token) for token in sorted(ids, key=lambda token: ids[token])]
     return Tokenizer("own", table=table)

@@ -1,18 +1,21 @@
 """Compile a model in place, so that its weights keep their names."""
 
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from gpt.training.loss import cross_entropy
 
+if TYPE_CHECKING:
+    from gpt.training.module import LanguageModel
+
 _COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
-def compile_model(module: Any) -> None:
-    """Compile a LanguageModel's blocks in place; without a compiler, only print a notice.
+def compile_model(module: "LanguageModel") -> None:
+    """Compile a model's blocks in place; without a compiler, only print a notice.
 
     All blocks share one compilation, so its time does not grow with depth. On a GPU the loss is compiled too;
     on a CPU that would be slower (docs/benchmarks.md).

@@ -8,15 +8,18 @@ import timeit
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+"""Number types that a run computes in, by their names in a Trainer."""
 # Constants from malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 
 
-def default_precision(accelerator: str) -> str:
+def default_precision(accelerator: str) -> Precision:
     """Return bf16-mixed where bfloat16 matrix products are fast, 16-mixed on older GPUs, else 32-true."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"

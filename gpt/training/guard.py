@@ -12,7 +12,7 @@ from gpt.errors import InputError
 
 @dataclass
 class Requests:
-    """What a process asks all processes to do after the present update; 0 for nothing."""
+    """The requests of a process to all processes, for after the present update; 0 for nothing."""
 
     signal: int = 0
     """Stop, because of the signal with this number."""
@@ -21,7 +21,7 @@ class Requests:
 
 
 class Guard:
-    """Stops a run before an update whose loss or gradients are not finite.
+    """A check before each update, which stops a run whose loss or gradients are not finite.
 
     Loss and gradients are reduced to one flag. Only reading it makes an update wait for the device and for
     other processes. In the same moment the processes agree on requests: `asked` holds those of this process,

@@ -39,14 +39,14 @@ def is_matrix(head: nn.Module) -> bool:
 def head_cross_entropy(
     head: nn.Module, features: Tensor, targets: Tensor, chunk: int | None = None, kernel: Kernel | None = None
 ) -> Tensor:
-    """The mean of `cross_entropy(head(features), targets)` in nats; NaN where no position is scored.
+    """Return the mean of `cross_entropy(head(features), targets)` in nats; NaN where no position is scored.
 
     For a head that is only a matrix, `linear_cross_entropy` does the work. Any other head is called chunk by
     chunk, and again in the backward pass, so that the logits of only one chunk are in memory.
 
     Args:
-        head: (..., D) -> (..., V).
-        features, targets, chunk, kernel: as for `linear_cross_entropy`.
+    head: (..., D) -> (..., V).
+    features, targets, chunk, kernel: as for `linear_cross_entropy`.
     """
     if is_matrix(head):
         return linear_cross_entropy(features, head.weight, targets, chunk, kernel)  # type: ignore[arg-type]
@@ -65,21 +65,21 @@ def linear_cross_entropy(
     weight: Tensor,
     targets: Tensor,
     chunk: int | None = None,
-    kernel: Any = None,
+    kernel: Kernel | None = None,
     *,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The mean of `cross_entropy(features @ weight.T + bias, targets)` in nats; NaN if nothing is scored.
+    """Return the mean cross-entropy of `features @ weight.T + bias` in nats; NaN if nothing is scored.
 
     Matrix products use autocast's number type if it is on; all else is in float32. The gradients are computed
     in the forward pass, while the logits exist, and only if gradients are enabled.
 
     Args:
-        features, weight: (N, D) and (V, D).
-        targets: (N,) int64 in [0, V), or IGNORE_INDEX for positions that are not scored.
-        chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
-        kernel: `cross_entropy` compiled for a GPU; by default it runs uncompiled.
-        bias: (V,), constants that are added to the logits of each position. They get no gradient.
+    features, weight: (N, D) and (V, D).
+    targets: (N,) int64 in [0, V), or IGNORE_INDEX for positions that are not scored.
+    chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
+    kernel: `cross_entropy` compiled for a GPU; by default it runs uncompiled.
+    bias: (V,), constants that are added to the logits of each position. They get no gradient.
     """
     if not torch.is_grad_enabled():  # a Function only checks whether its inputs require gradients
         features = features.detach()
@@ -115,11 +115,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 table = F.pad(table, (0, 0, 0, padding))  # (P, D)
             if bias is not None:
                 bias = F.pad(bias.to(dtype), (0, padding))  # (P,)
-            scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
-            count = scored.sum()
-            # 1 / count is too small for float16: its gradients are first those of the sum / 64.
-            unit = count / 64 if dtype == torch.float16 else 1.0
-            row_weights = scored.float() * unit / count  # (N, 1), weight of each row in the mean
+            row_weights, unit = _row_weights(targets, dtype)
             weighted_rows = (rows * row_weights).to(dtype)  # (N, D)
             target = targets.clamp(min=0)[:, None]  # (N, 1)
             total = torch.zeros((), dtype=torch.float32, device=features.device)
@@ -164,10 +160,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return features_grad, weight_grad, None, None, None, None
 
 
-def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
-    """Logits x (R, P), targets y (R, 1) -> losses (R, 1); `differentiate` overwrites x with the gradient.
+def _row_weights(targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | float]:
+    """Return the weight of each row in the mean, (N, 1), times a unit; and the unit.
 
-    The gradient is softmax - one-hot.
+    1 / count is too small for float16: its gradients are first those of the sum / 64.
+    """
+    scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
+    count = scored.sum()
+    unit = count / 64 if dtype == torch.float16 else 1.0
+    return scored.float() * unit / count, unit
+
+
+def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
+    """Compute losses (R, 1) of logits x (R, P) and targets y (R, 1).
+
+    With `differentiate`, x is overwritten with the gradient, which is softmax - one-hot.
     """
     p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
     losses = _losses(x, p, y)
@@ -189,7 +196,7 @@ def _losses(x: Tensor, p: Tensor, y: Tensor) -> Tensor:
 
 
 def _in_cache(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:
-    """`cross_entropy` of a whole chunk (C, P); on a CPU, of as many rows at a time as fit in its cache."""
+    """Compute `cross_entropy` of a chunk (C, P); on a CPU, as many rows at a time as fit in its cache."""
     size = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = zip(torch.split(logits, size), torch.split(target, size), strict=True)
     return torch.cat([cross_entropy(x, y, differentiate) for x, y in parts])

@@ -33,6 +33,9 @@ from gpt.weights.load import PretrainedGPT, StoredModel, read_weights, start_fro
 VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_error")
 """The metrics that a validation logs and metrics.csv records."""
 
+_GROUPS = {"config": GPTConfig, "optimizer": OptimizerConfig, "lora": LoRAConfig}
+"""The options of `ModelOptions` that are dataclasses; a Trainer's checkpoint has dictionaries for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
@@ -87,11 +90,12 @@ class LanguageModel(LightningModule):
         **options: Any,
     ) -> None:
         super().__init__()
-        kinds: dict[str, Any] = {"config": GPTConfig, "optimizer": OptimizerConfig, "lora": LoRAConfig}
-        given = {"config": config, "optimizer": optimizer, **options}
-        # A Trainer's checkpoint has dictionaries in place of dataclasses.
-        built = {name: kinds[name](**each) for name, each in given.items() if isinstance(each, dict)}
-        plain = self.options = ModelOptions(**{**given, **built})
+        given: dict[str, Any] = {"config": config, "optimizer": optimizer, **options}
+        for name, value in given.items():
+            if isinstance(value, dict):  # from a Trainer's checkpoint
+                given[name] = _GROUPS[name](**value)
+        plain = ModelOptions(**given)
+        self.options = plain
         if weights is None and plain.init_from is not None:
             weights = read_weights(plain.init_from)
         self.model = PretrainedGPT(plain.config) if weights is None else start_from(weights, plain.config)
@@ -115,7 +119,7 @@ class LanguageModel(LightningModule):
         self.save_hyperparameters(saved if plain.lora.rank else {**saved, "init_from": None})
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids (B, T) -> logits (B, T, V)."""
+        """Compute the logits: token ids (B, T) -> (B, T, V)."""
         return self.model(tokens)
 
     def cross_entropy(self, batch: Batch | WeightedBatch) -> Tensor:
@@ -130,7 +134,7 @@ class LanguageModel(LightningModule):
         rows = self.model.features(x, document_ids=documents).flatten(0, 1)  # (B * T, D)
         head = self.model.head
         targets = y.flatten()
-        how = self.options.loss_chunk, self.kernel
+        chunk = self.options.loss_chunk
         # Scoring all is cheap on a GPU, while reading a sample's size would wait for it.
         rate = self.options.sampled_softmax if self.training and x.device.type == "cpu" else 1
         if rate > 1 and self.step >= early_steps(self.planned_steps):
@@ -138,8 +142,8 @@ class LanguageModel(LightningModule):
         if rate > 1:
             if not is_matrix(head):
                 raise InputError("model.sampled_softmax needs a head that is a plain matrix: set it to 1")
-            return sampled_cross_entropy(rows, head.weight, targets, rate, *how)
-        return head_cross_entropy(head, rows, targets, *how)
+            return sampled_cross_entropy(rows, head.weight, targets, rate, chunk, self.kernel)
+        return head_cross_entropy(head, rows, targets, chunk, self.kernel)
 
     def continue_from(self, step: int, planned_steps: int) -> None:
         """Begin after `step` updates, with a schedule that ends after `planned_steps`, both counted from the
@@ -189,7 +193,8 @@ class LanguageModel(LightningModule):
         """
         batches = self.trainer.num_val_batches[0] * self.trainer.world_size
         parts = min(len(batch[0]), math.ceil(ERROR_BLOCKS / max(1, batches)))
-        for part in zip(*(torch.tensor_split(tensor, parts) for tensor in batch), strict=True):
+        split = [torch.tensor_split(tensor, parts) for tensor in batch]
+        for part in zip(*split, strict=True):
             targets = part[1]
             is_scored = targets != IGNORE_INDEX
             tokens = is_scored.sum()
@@ -229,8 +234,13 @@ class LanguageModel(LightningModule):
     def _rate_factor(self, step: int) -> float:
         """Return the factor of the peak learning rates after `step` updates of this training."""
         recipe = self.options.optimizer
-        shape = recipe.warmup_steps, recipe.schedule, recipe.final_lr_fraction
-        return learning_rate_factor(self.first_step + step, self.planned_steps, *shape)
+        return learning_rate_factor(
+            self.first_step + step,
+            self.planned_steps,
+            recipe.warmup_steps,
+            recipe.schedule,
+            recipe.final_lr_fraction,
+        )
 
     def _count_steps(self) -> int:
         trainer: Any = self.trainer

@@ -30,10 +30,10 @@ def of_first_process(name: str, measure: Callable[[], float]) -> float:
             raise
         store.set(key, repr(value))
         return value
-    told = store.get(key).decode()
-    if told == _FAILED:
+    answer = store.get(key).decode()
+    if answer == _FAILED:
         raise RuntimeError(f"the first process could not measure its {name}")
-    return float(told)
+    return float(answer)
 
 
 @cache  # kept open, because the first process serves the others until it ends

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,12 +16,12 @@ from gpt.config import GPTConfig
 from gpt.cores import cores
 from gpt.files import cache_folder, write_json
 from gpt.model import GPT
-from gpt.training.device import default_precision, device_name, free_memory, keep_freed_memory
+from gpt.training.device import Precision, default_precision, device_name, free_memory, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.processes import of_first_process
 from gpt.training.sampled import sampled_cross_entropy, sampled_share
-from gpt.weights.load import choose_device
+from gpt.weights.load import Accelerator, choose_device
 
 SPEEDS = "speed.json"
 """File in the cache with measured training speeds, in operations per second, by `speed_key`."""
@@ -98,15 +97,15 @@ class Machine:
         return 1 if self.is_gpu else _SAMPLED_SOFTMAX
 
 
-def time_machine(accelerator: str | None = None, precision: str | None = None) -> Machine:
+def time_machine(accelerator: Accelerator | None = None, precision: Precision | None = None) -> Machine:
     """Measure the machine for a run with these options; of several processes, the first one measures.
 
     Its speed comes from the cache, if one is stored for this machine, version and number of threads.
     """
     keep_freed_memory()
-    name: Any = accelerator or "auto"
-    device = choose_device(name)
-    kind = precision or default_precision(name)
+    accelerator = accelerator or "auto"
+    device = choose_device(accelerator)
+    kind = precision or default_precision(accelerator)
     processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun
     return Machine(
         speed=processes * of_first_process("speed", lambda: _speed(device, kind)),

@@ -34,7 +34,8 @@ def adapters_of(state: Weights) -> Weights:
 def without_adapters(state: Weights) -> Weights:
     """Return only the base's weights in the state dict of a model with adapters."""
     adapters = adapters_of(state)
-    return {name.replace(".base_layer.", "."): t for name, t in state.items() if name not in adapters}
+    base = {name: tensor for name, tensor in state.items() if name not in adapters}
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in base.items()}
 
 
 def base_folder(checkpoint: StrPath) -> Path:
@@ -67,7 +68,8 @@ def merge(base: Weights, adapters: Weights, part: AdapterPart) -> Weights:
             weight = base[f"{place}.weight"]
         except KeyError as error:
             raise InputError(f"its adapters, or the weights that they change, lack {error}") from None
-        if (*b.shape, *a.shape) != (len(weight), part.rank, part.rank, *weight.shape[1:]):
+        fits = weight.dim() == 2 and b.shape == (weight.shape[0], part.rank)
+        if not fits or a.shape != (part.rank, weight.shape[1]):
             raise InputError(f"its adapters of {place} are not of rank {part.rank}, or of another shape")
         merged[f"{place}.weight"] = weight + part.scale * (b.float() @ a.float()).to(weight.dtype)
     return merged

@@ -34,7 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -43,7 +43,7 @@ from torch import Tensor
 from gpt.config import GPTConfig
 from gpt.errors import InputError, check_least
 from gpt.files import StrPath
-from gpt.plain import as_dict, build, build_known, parse_json
+from gpt.plain import JsonObject, as_dict, build, build_known, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
 from gpt.weights.formats.table import Weights
 from gpt.weights.temperature import with_temperature
@@ -72,15 +72,15 @@ _TYPES = {  # tensor types by their names in safetensors
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
-    """All that is needed, besides the weights, to use a model."""
+    """The description of a model: all that is needed, besides the weights, to use it."""
 
-    config: dict[str, Any]
+    config: JsonObject
     """The fields of `GPTConfig`."""
-    tokenizer: dict[str, Any] | None
+    tokenizer: JsonObject | None
     """The tokenizer, for `Tokenizer.from_dict`."""
-    template: dict[str, Any] | None
+    template: JsonObject | None
     """The fields of the examples' `Template`; None if the run was not trained on examples."""
-    adapters: dict[str, Any] | None
+    adapters: JsonObject | None
     """The fields of `AdapterPart`, if the run trains adapters: then its checkpoints hold only these."""
     temperature: float = 1.0
     """The logits are divided by this number wherever the weights are used; training continues from undivided
@@ -97,7 +97,7 @@ class RunPart:
     All parts of a run keep their counts in this one object: saving a run writes it, resuming reads it.
     """
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     """All options of the run, as nested mappings."""
     step: int = 0
     """Updates made so far."""
@@ -113,7 +113,7 @@ class RunPart:
     """When it was saved, in seconds since 1970 (UTC); tells which of several runs is the newest."""
     corpus: str = ""
     """Hash of the prepared text."""
-    scale: dict[str, Any] | None = None
+    scale: JsonObject | None = None
     """State of float16's loss scaler."""
     seconds: float = 0.0
     """Seconds of training and validation."""
@@ -424,6 +424,6 @@ def _sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         return dict(zip(names, pool.map(zlib.crc32, (_bytes(tensors[name]) for name in names)), strict=True))
 
 
-def _bytes(tensor: Tensor) -> Any:
+def _bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor without copying them."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

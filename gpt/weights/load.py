@@ -33,6 +33,8 @@ from gpt.weights.formats.table import Weights, check_complete, on_meta
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
+"""Where a run computes, by its name in a Trainer; `gpu` is CUDA or MPS."""
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _POSITIONS = "position_embedding.weight"
@@ -148,7 +150,7 @@ def start_from(weights: StoredModel, config: GPTConfig) -> PretrainedGPT:
     return model
 
 
-def choose_device(name: Device | Literal["gpu"] = "auto") -> torch.device:
+def choose_device(name: Accelerator = "auto") -> torch.device:
     """Return the device of that name; InputError if it is not available.
 
     `auto` takes a CUDA GPU, else Apple's MPS, else the CPU. `gpu` takes either kind of GPU, as in a Trainer.

@@ -5,7 +5,6 @@ import pickletools
 import re
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +12,7 @@ from safetensors.torch import load, load_file, save
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.plain import parse_json
+from gpt.plain import JsonObject, parse_json
 from gpt.weights.formats.table import Weights
 
 # The only names that pickled tensors need. torch's restricted unpickler also allows bytearray and
@@ -52,7 +51,7 @@ def write_tensors(folder: Path, tensors: Weights) -> None:
         file.write(save(whole, metadata={"format": "pt"}))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Read the mapping in a JSON file."""
     try:
         values = parse_json(path.read_text(encoding="utf-8"))
@@ -63,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_pickle(path: Path) -> tuple[dict[str, Any], Weights]:
+def read_pickle(path: Path) -> tuple[JsonObject, Weights]:
     """Read a file of `torch.save`; return its contents, and the tensors in its `model` or `model_state_dict`.
 
     The tensors are on the CPU and memory-mapped. Raises InputError for a file that holds anything but tensors

@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 class CombinedOptimizer(Optimizer):
-    """Steps several optimizers as one; they share its parameter groups and its state.
+    """Several optimizers as one; they share its parameter groups and its state.
 
     Lightning does not clip gradients for optimizers that unscale float16 gradients themselves, as torch's
     fused ones do. This one leaves unscaling to the loss scaler, so its gradients are clipped.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Muon
+from torch.optim.optimizer import ParamsT
 
 from gpt.training.optimizers.combined import Closure, closure_loss
 
@@ -17,7 +18,7 @@ class StackedMuon(Muon):
     which dominate the time of a small model's step.
     """
 
-    def __init__(self, params: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    def __init__(self, params: ParamsT, *, dtype: torch.dtype = torch.float32, **options: Any) -> None:
         super().__init__(params, **options)
         self.dtype = dtype
 
@@ -39,7 +40,7 @@ class StackedMuon(Muon):
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
-        gradients: Any = [weight.grad for weight in weights]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]  # all have one
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov momentum
         # The product of the wide form is smaller: (R, C) with R <= C.

@@ -4,13 +4,13 @@ Its state dict lacks the number of heads: a config.json beside it has it, or GPT
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
+from gpt.plain import JsonObject
 from gpt.weights.formats.table import Row, Table, Weights, from_gpt, to_gpt
 
 TABLE = Table(
@@ -42,15 +42,13 @@ TABLE = Table(
 )
 
 
-def read(state: Weights, given: dict[str, Any]) -> tuple[GPTConfig, Weights]:
+def read(state: Weights, given: JsonObject) -> tuple[GPTConfig, Weights]:
     """Convert a state dict; `given` is the book's configuration, or empty. Raises the errors of `to_gpt`."""
     for name in ("tok_emb.weight", "pos_emb.weight"):
         if name not in state or state[name].dim() != 2:
             raise InputError("no checkpoint of gpt fit or nanoGPT, and no state dict of the book's GPTModel")
     vocab_size, emb_dim = state["tok_emb.weight"].shape
-    sizes = map(GPTConfig.from_name, GPTConfig.names())
-    known = {size.emb_dim: size.num_heads for size in sizes}
-    num_heads = given.get("n_heads", known.get(emb_dim))
+    num_heads = given.get("n_heads", _usual_heads(emb_dim))
     if num_heads is None:
         what = f"a state dict of width {emb_dim} does not hold its number of heads"
         raise InputError(f'{what}: write {{"n_heads": NUMBER}} into config.json beside it')
@@ -66,6 +64,15 @@ def read(state: Weights, given: dict[str, Any]) -> tuple[GPTConfig, Weights]:
         tie_embeddings=head is not None and torch.equal(head, state["tok_emb.weight"]),
     )
     return config, to_gpt(config, state, TABLE)
+
+
+def _usual_heads(emb_dim: int) -> int | None:
+    """Return the number of heads of GPT-2's size of this width; None if none has it."""
+    for name in GPTConfig.names():
+        size = GPTConfig.from_name(name)
+        if size.emb_dim == emb_dim:
+            return size.num_heads
+    return None
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:

@@ -2,12 +2,11 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import write_json
-from gpt.plain import build
+from gpt.plain import JsonObject, build
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
@@ -69,7 +68,7 @@ _FIXED = {
 }
 
 
-def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
+def read(values: JsonObject, state: Weights) -> tuple[GPTConfig, Weights]:
     """Convert a config.json and the state dict of a GPT2LMHeadModel or a GPT2Model.
 
     The latter's names lack `transformer.`. Raises InputError for a model that this GPT cannot compute.
@@ -90,9 +89,14 @@ def read(values: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
         tie_embeddings=values.get("tie_word_embeddings", True),
         exact_gelu=exact,
     )
-    if "wte.weight" in state:
-        state = {name if name == "lm_head.weight" else f"transformer.{name}": t for name, t in state.items()}
+    if "wte.weight" in state:  # a GPT2Model's
+        state = {_full_name(name): tensor for name, tensor in state.items()}
     return config, to_gpt(config, state, TABLE)
+
+
+def _full_name(name: str) -> str:
+    """Return the name in a GPT2LMHeadModel of a tensor of a GPT2Model, or of the head beside one."""
+    return name if name == "lm_head.weight" else f"transformer.{name}"
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:
@@ -119,7 +123,7 @@ def write_tokenizer(
     They encode `<|endoftext|>` in a text like `Tokenizer.encode` with `allow_special`.
     """
     write_json(folder / "tokenizer.json", to_json(tokenizer.tokens))
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
         "clean_up_tokenization_spaces": False,

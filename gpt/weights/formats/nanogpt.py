@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write
+from gpt.plain import JsonObject
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt, to_gpt
 
@@ -17,7 +17,7 @@ _SIZES = {"block_size" if name == "n_positions" else name: ours for name, ours i
 TABLE = replace(hf.TABLE, rows=tuple(replace(row, transposed=False) for row in hf.TABLE.rows))
 
 
-def read(checkpoint: dict[str, Any], state: Weights) -> tuple[GPTConfig, Weights]:
+def read(checkpoint: JsonObject, state: Weights) -> tuple[GPTConfig, Weights]:
     """Convert a checkpoint that nanoGPT's `train.py` wrote; missing biases are zeros."""
     given = checkpoint["model_args"]
     sizes = {ours: given[theirs] for theirs, ours in _SIZES.items()}

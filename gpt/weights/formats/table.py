@@ -1,10 +1,9 @@
 """Convert GPT-2 weights between programs with a table of the tensors' names, in both directions."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ class Table:
     """Names of tensors in its files that are not read, such as masks."""
 
     def names(self, num_layers: int) -> set[str]:
-        """All names in a GPT with this number of blocks."""
+        """Return all names in a GPT with this number of blocks."""
         names = [name for row in self.rows for name in row.ours]
         return {name.format(block) for name in names for block in _blocks(name, num_layers)}
 
@@ -49,18 +48,25 @@ class Table:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Skips what only gives values to a tensor: the functions of `torch.nn.init`, and a mask's `triu`.
+    """A mode that skips what only gives values to a tensor: `torch.nn.init`, and a mask's `triu`.
 
     On the meta device tensors have no values. Yet `normal_` and `triu` would import PyTorch's compiler there,
     to find the shape of their result, and that takes a second.
     """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
         if function is Tensor.triu:
             return args[0]
         if getattr(function, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"]
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
 
 
 @contextmanager
@@ -109,7 +115,9 @@ def to_gpt(config: GPTConfig, state: Weights, table: Table, *, zero_biases: bool
 
 
 def from_gpt(config: GPTConfig, weights: Weights, table: Table) -> Weights:
-    """The inverse of `to_gpt`; a combined bias of query, key and value is zeros where the GPT has none.
+    """Convert a GPT's state dict to another program's, the opposite of `to_gpt`.
+
+    A combined bias of query, key and value is zeros where the GPT has none.
 
     Raises the errors of `check_known`.
     """
@@ -172,5 +180,5 @@ def _expected(config: GPTConfig, table: Table) -> Iterator[_Expected]:
 
 
 def _blocks(name: str, num_layers: int) -> range:
-    """The numbers that `{}` in a name stands for; one, which is not used, for a name without `{}`."""
+    """Return the numbers that `{}` in a name stands for; one, which is not used, for a name without `{}`."""
     return range(num_layers if "{}" in name else 1)
