@@ -226,7 +226,7 @@ def test_hub_data_sets(hub, texts):
     ):
         documents(hub, text_column="body")
     with pytest.raises(InputError, match=r"cannot read .*owner/name.*missing"):
-        documents(hub, subset="missing")
+        documents(write(hub.with_name("missing.yaml"), "corpus: {files: 'hub:owner/name', subset: missing}"))
 
 
 def test_a_corpus_file_asks_the_hub_for_its_revision(hub, monkeypatch):
