@@ -1,4 +1,4 @@
-"""What the help of a command looks like: the same for all commands, and in every terminal."""
+"""Format the help of a command: the same way for all commands, and in every terminal."""
 
 import textwrap
 from argparse import SUPPRESS, Action
@@ -17,7 +17,7 @@ _TEXTS = {  # of the options that jsonargparse adds by itself
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Writes each option on a line, and below it what it means and its default, if it has one."""
+    """A formatter of one option a line, with its meaning and its default, if it has one, below."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=8, width=_WIDTH)  # type: ignore[no-untyped-call]
@@ -41,7 +41,7 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 def value_name(option: str, kind: object) -> str:
-    """Return what stands for the value of an option of this type: its choices, a number, or its name."""
+    """Return the placeholder for the value of an option of this type: its choices, a number, or its name."""
     if get_origin(kind) is Literal:
         return f"{{{','.join(get_args(kind))}}}"
     if kind is bool:

@@ -35,7 +35,7 @@ The run decides all options that are not given."""
 
 
 class _Command(NamedTuple):
-    """What a command takes, and what its help says."""
+    """The options and the help of a command."""
 
     first: str
     """The option whose value may come first without its name."""
