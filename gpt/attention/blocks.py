@@ -38,7 +38,9 @@ def block_size(length: int) -> int | None:
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float = 0.0, block: int | None = None
 ) -> Tensor:
-    """`attend` under the causal `mask` (T, T): (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V).
+    """Compute the context vectors of `attend` under the causal `mask` (T, T), block by block.
+
+    (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V).
 
     `block` is the number of queries in a block. By default one block holds all of them.
     """
