@@ -187,14 +187,19 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
         if parameter.default is inspect.Parameter.empty:  # a positional argument: the corpus, or the runs
             nargs = "+" if several else None
             parser.add_argument(option, type=kind, help=texts[option], nargs=nargs)
+            continue
+        default = str(parameter.default) if isinstance(parameter.default, Path) else parameter.default
+        text = texts[option]
+        if is_dataclass(kind):
+            parser.add_argument(f"--{option}", type=kind, default=default, help=text)
+            continue
+        metavar = value_name(option, kind)
+        if several:
+            parser.add_argument(
+                f"--{option}", type=kind, default=default, help=text, metavar=metavar, action="append"
+            )
         else:
-            default = str(parameter.default) if isinstance(parameter.default, Path) else parameter.default
-            how: dict[str, str] = {}
-            if several:
-                how["action"] = "append"
-            if not is_dataclass(kind):
-                how["metavar"] = value_name(option, kind)
-            parser.add_argument(f"--{option}", type=kind, default=default, help=texts[option], **how)
+            parser.add_argument(f"--{option}", type=kind, default=default, help=text, metavar=metavar)
     return parser
 
 
