@@ -85,7 +85,6 @@ def test_the_stream_adds_up_to_the_reply():
         ({"best_of": 2}, "best_of"),
         ({"verbosity": "low"}, "verbosity: Extra inputs are not permitted"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_answered(form, message):
     response = chat(**{"messages": HI, **form})

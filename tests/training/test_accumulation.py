@@ -1,45 +1,45 @@
 """The gradient of a step is that of the mean loss over all its scored tokens, however they are cut."""
 
+import copy
 import json
-from itertools import islice
-from types import SimpleNamespace
+from pathlib import Path
 
 import torch
+from tiny_runs import trainer
 from torch.nn import functional as F
 
 from gpt import GPTConfig
 from gpt.data.module import TokenData
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
+from tests.training.gradients import Gradients
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
 
 
-def test_every_scored_token_of_an_update_weighs_the_same(tmp_path, monkeypatch):
+class Noting(LanguageModel):
+    """Keeps its batches."""
+
+    def loss(self, batch):
+        self.batches = [*getattr(self, "batches", []), batch]
+        return super().loss(batch)
+
+
+def test_every_scored_token_of_an_update_weighs_the_same(workplace):
     """Also where the batches that are accumulated have more or fewer of them."""
-    monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"prompt": "fox", "completion": "fox " * (1 + 5 * (k % 4))}) for k in range(40)]
-    (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    rows = [{"prompt": "fox", "completion": "fox " * (1 + 5 * (k % 4))} for k in range(40)]
+    Path("text.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     data = TokenData("text.jsonl", vocab_size=300, context_length=16, batch_size=1, val_fraction=0.2)
-    module = LanguageModel(CONFIG, OptimizerConfig())
-    trainer = SimpleNamespace(
-        accumulate_grad_batches=4,
-        num_training_batches=4,
-        log_every_n_steps=0,
-        global_rank=0,
-        world_size=1,
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-    )
-    data.trainer = trainer
-    data.setup("fit")
-    batches = list(islice(data.train_dataloader(), 4))
-    assert len({int((y != -100).sum()) for _, y, *_ in batches}) > 1
-    module._trainer = trainer
-    for index, batch in enumerate(batches):
-        (module.training_step(batch, index) / 4).backward()
-    logits = torch.cat([module.model(x).flatten(0, 1) for x, *_ in batches])
-    loss = F.cross_entropy(logits, torch.cat([y.flatten() for _, y, *_ in batches]))
-    weights = [weight for weight in module.parameters() if weight.grad is not None]
-    expected = torch.autograd.grad(loss, weights)
-    for weight, gradient in zip(weights, expected, strict=True):
-        torch.testing.assert_close(weight.grad, gradient, atol=1e-6, rtol=1e-4)
+    module, gradients = Noting(CONFIG, OptimizerConfig(), compile=False), Gradients()
+    model = copy.deepcopy(module.model)
+
+    once = trainer(max_steps=1, accumulate_grad_batches=4, limit_val_batches=0, callbacks=[gradients])
+    once.fit(module, data)
+
+    assert len(module.batches) == 4
+    assert len({int((y != -100).sum()) for _, y, *_ in module.batches}) > 1
+    logits = torch.cat([model(x).flatten(0, 1) for x, *_ in module.batches])
+    loss = F.cross_entropy(logits, torch.cat([y.flatten() for _, y, *_ in module.batches]))
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    expected = torch.cat([gradient.flatten() for gradient in expected])
+    torch.testing.assert_close(gradients.last, expected, atol=1e-6, rtol=1e-4)

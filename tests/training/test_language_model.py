@@ -1,13 +1,9 @@
 """What a training step and a validation step of the LightningModule compute."""
 
-import json
-from pathlib import Path
-
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from tiny_runs import fit, trainer
+from tiny_runs import trainer
 from torch.nn import functional as F
 
 from gpt import GPTConfig
@@ -15,7 +11,7 @@ from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
-from gpt.weights.checkpoint import read
+from tests.training.gradients import Gradients
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
 
@@ -65,13 +61,6 @@ def test_float16_gradients_are_unscaled_before_they_are_clipped(optimizer, data)
     assert scaled == pytest.approx(norm(), rel=0.02)
 
 
-class Gradients(pl.Callback):
-    """Notes the gradients (P,) of all parameters, as the optimizer gets them."""
-
-    def on_train_batch_end(self, trainer, module, *_):
-        self.last = torch.cat([weight.grad.flatten() for weight in module.parameters()])
-
-
 def test_gradients_are_clipped_by_the_norm_of_all(data):
     def gradients(clip: float | None) -> tuple[torch.Tensor, float]:
         torch.manual_seed(0)
@@ -101,19 +90,6 @@ def test_documents_are_kept_apart():
     apart = F.cross_entropy(module.model(x, document_ids=documents).flatten(0, 1), y.flatten())
     torch.testing.assert_close(module.loss((x, y, documents)), apart)
     assert not torch.isclose(apart, expected)
-
-
-def test_isolated_documents_change_what_is_learned(workplace):
-    rows = [json.dumps({"text": f"a fox of {n} tails"}) for n in range(300)]
-    Path("rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-
-    def trained(isolate: str) -> torch.Tensor:
-        short = ["--data.corpus", "rows.jsonl", "--trainer.max_steps", "2", "--snapshot_megabytes", "0"]
-        assert fit(*short, "--data.isolate", isolate, "--run", isolate) == 0
-        weights = read(f"runs/{isolate}/checkpoints/last.safetensors").weights
-        return weights["blocks.0.attention.W_key.weight"]
-
-    assert not torch.allclose(trained("false"), trained("true"), atol=1e-4)
 
 
 def with_bias(**options) -> LanguageModel:
