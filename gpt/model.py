@@ -41,8 +41,15 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: GPTConfig, mask: Tensor | None = None) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.emb_dim)
-        sizes = (config.emb_dim, config.emb_dim, config.context_length, config.dropout, config.num_heads)
-        self.attention = MultiHeadAttention(*sizes, qkv_bias=config.qkv_bias, mask=mask)
+        self.attention = MultiHeadAttention(
+            d_in=config.emb_dim,
+            d_out=config.emb_dim,
+            context_length=config.context_length,
+            dropout=config.dropout,
+            num_heads=config.num_heads,
+            qkv_bias=config.qkv_bias,
+            mask=mask,
+        )
         self.feed_forward_norm = nn.LayerNorm(config.emb_dim)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)

@@ -162,9 +162,16 @@ class TokenData(pl.LightningDataModule):
             if share := self.options.bpe_dropout:
                 respelling = Respelling(share, self.tokenizer.tokens, self.seed)
         rank, processes, accumulate = self._place()
-        isolate = self.options.isolate
         dataset = TrainWindows(
-            stream, windows, self.batch_size, self.seed, rank, processes, isolate, respelling, starts
+            stream,
+            windows,
+            self.batch_size,
+            seed=self.seed,
+            rank=rank,
+            world_size=processes,
+            isolate=self.options.isolate,
+            respelling=respelling,
+            document_starts=starts,
         )
         return TrainLoader(dataset, accumulate, self.place, pin_memory=self._on_cuda())
 
@@ -174,7 +181,13 @@ class TokenData(pl.LightningDataModule):
         rank, processes, _ = self._place()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
         return EvalWindows(
-            stream, self.context_length, self.batch_size, rank, processes, self.options.isolate, starts
+            stream,
+            self.context_length,
+            self.batch_size,
+            rank=rank,
+            world_size=processes,
+            isolate=self.options.isolate,
+            document_starts=starts,
         )
 
     def _place(self) -> tuple[int, int, int]:

@@ -230,40 +230,55 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     """Resume a run with its checkpoint's options, which the given ones override."""
     path = checkpoint.path
     run = checkpoint.run or RunPart()
-    part = checkpoint.model
     folder = folder_of_checkpoint(path)
     if folder and own.get("run", folder.name) != folder.name:
         raise InputError(f"--run {own['run']} is not the run that is resumed, {folder}: leave --run out")
+    written, unknown = known(run.options)
+    saved = _saved_options(checkpoint, written)
+    _check_here(str(path), {"data.corpus": saved["data.corpus"]}, given.keys())
+    options = _options({**saved, **given})
+    lines = [f"resuming {path}, after step {run.step}"]
+    if names := ", ".join((*checkpoint.unknown, *unknown)):
+        lines.append(f"ignored what a later version has saved and this one does not know: {names}")
+    for name in _changed(saved, given):
+        if name in _LIMITS:
+            run.total = 0
+        lines.append(f"changed {name}: {shown(saved[name])} -> {shown(given[name])}")
+    if command == "fit":
+        report(*lines, *_other_processes(options, written))
+    part = checkpoint.model
+    tokenizer = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
+    return Start(options=options, tokenizer=tokenizer, checkpoint=checkpoint, run=run, folder=folder)
+
+
+def _saved_options(checkpoint: Checkpoint, written: Values) -> Values:
+    """Return the options of a checkpoint, `written` as nested mappings, without those for another machine.
+
+    The weights decide the model's shape. Raises InputError, which names the file, for weights or options that
+    cannot be used.
+    """
     try:
         check_complete(checkpoint.config, checkpoint.all_weights())
-        written, unknown = known(run.options)
         saved = {name: value for name, value in typed(written).items() if name not in _WHERE}
         shape = typed({"model": {"config": as_dict(checkpoint.config)}})
         saved |= {**shape, "model.config.dropout": saved["model.config.dropout"]}
         saved["model.lora.rank"] = checkpoint.adapters.rank if checkpoint.adapters else 0
         _options(saved)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: {error}") from None
-    _check_here(str(path), {"data.corpus": saved["data.corpus"]}, given.keys())
-    options = _options({**saved, **given})
-    lines = [f"resuming {path}, after step {run.step}"]
-    if names := ", ".join((*checkpoint.unknown, *unknown)):
-        lines.append(f"ignored what a later version has saved and this one does not know: {names}")
-    for name in sorted(given.keys() & saved.keys() - {"run", *_CHOSEN_ANEW}):
-        before = saved[name]
-        value = given[name]
-        if value == before:
-            continue
+        raise InputError(f"{checkpoint.path}: {error}") from None
+    return saved
+
+
+def _changed(saved: Values, given: Values) -> list[str]:
+    """Return the options whose given values are not the saved ones; InputError if the weights fix one."""
+    names = given.keys() & saved.keys() - {"run", *_CHOSEN_ANEW}
+    changed = sorted(name for name in names if given[name] != saved[name])
+    for name in changed:
         if name.startswith(_FIXED) and name != "model.config.dropout":
-            what = f"the run that is resumed began with {str(before)[:80]}, on which its weights depend"
-            raise InputError(f"--{name} {value}: {what}")
-        if name in _LIMITS:
-            run.total = 0
-        lines.append(f"changed {name}: {shown(before)} -> {shown(value)}")
-    if command == "fit":
-        report(*lines, *_other_processes(options, written))
-    tokenizer = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
-    return Start(options=options, tokenizer=tokenizer, checkpoint=checkpoint, run=run, folder=folder)
+            before = str(saved[name])[:80]
+            what = f"the run that is resumed began with {before}, on which its weights depend"
+            raise InputError(f"--{name} {given[name]}: {what}")
+    return changed
 
 
 def _other_processes(options: Options, written: Values) -> list[str]:
