@@ -1,18 +1,18 @@
-// A GPT from N tokens to their logits: a prompt, or one new token of each text; `build.py` builds it, with
-// GCC or clang, and `compiled.py` calls it.
+// Computes a GPT's logits after N tokens: of a prompt, or one new token of each text. `build.py` builds it,
+// with GCC or clang, and `compiled.py` calls it.
 //
 // It computes what `gpt/model.py` and `gpt/attention/multi_head.py` define. One parallel region with five
 // barriers a layer takes the place of some 700 operations. Each weight is read once, where `nn.Linear` keeps
-// it. The sums of a token have the same order whatever is read beside it and however many threads there are.
+// it. The sums of a token have the same order, whatever is read beside it and however many threads there are.
 // So its logits depend on neither, nor on whether the tokens before it were read with it.
 //
-// Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer; T
-// threads. Letters of indices: n token, o output, i input, j token of the cache, k row or lane, t thread, u
-// unrolled.
+// Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer, T
+// threads. Indices: n token, o output, i input, j token of the cache, k row or lane, t thread, u unrolled, c
+// chunk.
 //
 // From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of
-// weight; sums and e^x; tiles, the inner loops of products; `Step`, what one thread does; `run`, which starts
-// the threads.
+// weight; sums and e^x; tiles, which are the inner loops of products; `Step`, what one thread does; `run`,
+// which starts the threads.
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -29,7 +29,9 @@
 #include <vector>
 
 #ifdef _OPENMP
-extern "C" int omp_get_thread_num(), omp_get_num_threads();  // without its header, which not every compiler has
+// Declared here, because not every compiler has the header.
+extern "C" int omp_get_thread_num();
+extern "C" int omp_get_num_threads();
 #else
 static int omp_get_thread_num() { return 0; }
 static int omp_get_num_threads() { return 1; }
@@ -54,14 +56,35 @@ typedef int8_t Bytes __attribute__((vector_size(W)));
 struct alignas(4 * W) Line { float values[W]; };
 
 // `compiled.py` declares the same structures, with the same fields in the same order.
-struct Layer { const void* weight; const float *scale, *bias; };  // (O, I) or (O,), (O,) or null, (O,)
-struct Block { Layer attention_norm, query, key, value, out, feed_forward_norm, up, down; };
-struct Model { Layer tokens, positions, final_norm, head; const Block* blocks; };
-// kind: of the weights of products; narrow: whether embeddings are bfloat16; rounds: whether inputs and
-// outputs of products are.
-struct Shape { int64_t kind, narrow, rounds, layers, D, H, V, exact_gelu, threads, N; };
-// `cache` holds the keys and values of its text, with these strides (layers, 2, H, columns, K).
-struct Token { int64_t id, position; float* cache; int64_t per_layer, per_part, per_head, scored; };
+struct Layer {
+  const void* weight;  // (O, I), or (O,) of a norm
+  const float* scale;  // (O,), or null unless the weight is int8
+  const float* bias;  // (O,)
+};
+struct Block {
+  Layer attention_norm, query, key, value, out;
+  Layer feed_forward_norm, up, down;
+};
+struct Model {
+  Layer tokens, positions, final_norm, head;
+  const Block* blocks;
+};
+struct Shape {
+  int64_t kind;  // of the matrices: 0 float32, 1 bfloat16, 2 int8
+  int64_t narrow;  // whether the embeddings are bfloat16
+  int64_t rounds;  // whether inputs and outputs of products are rounded to bfloat16
+  int64_t layers, D, H, V;
+  int64_t exact_gelu;
+  int64_t threads;
+  int64_t N;
+};
+struct Token {
+  int64_t id;
+  int64_t position;
+  float* cache;  // the keys and values of its text, (layers, 2, H, columns, K)
+  int64_t per_layer, per_part, per_head;  // strides of the cache
+  int64_t scored;  // whether its logits are computed
+};
 
 template <class Vector>
 static Vector read(const void* from) {
@@ -87,15 +110,16 @@ static Vector keep(Vector vector) {
 template <class Type> struct Stored { typedef float Input, Factor; };
 template <class Factor> struct Summed { typedef Floats Total; };
 
-// On AMD's processors bfloat16's instruction does twice as many products as float32's, on Intel's half as
-// many.
+// bfloat16's instruction does twice as many products as float32's on AMD's processors, half as many on
+// Intel's.
 #if defined(__AVX512BF16__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
 // Two products a lane; int8 fits into bfloat16.
 template <> struct Stored<uint16_t> { typedef uint16_t Input, Factor; };
 template <> struct Stored<int8_t> { typedef uint16_t Input, Factor; };
 static __m512bh load(const uint16_t* from) { return read<__m512bh>(from); }
 static __m512bh load(const int8_t* from) {
-  __m512i low = _mm512_cvtepi8_epi32(read<__m128i>(from)), high = _mm512_cvtepi8_epi32(read<__m128i>(from + W));
+  __m512i low = _mm512_cvtepi8_epi32(read<__m128i>(from));
+  __m512i high = _mm512_cvtepi8_epi32(read<__m128i>(from + W));
   return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
 }
 static Floats multiply_add(Floats total, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(total, a, b); }
@@ -107,7 +131,9 @@ static void store(uint16_t* to, Floats vector) {
 static Floats load(const uint16_t* from) {
   return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(read<__m256i>(from)), 16);
 }
-static Floats load(const int8_t* from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from))); }
+static Floats load(const int8_t* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read<__m128i>(from)));
+}
 #else
 #ifdef __AVX2__  // where GCC would take four or eight instructions to make the numbers wider
 static Floats load(const uint16_t* from) {
@@ -120,7 +146,9 @@ static __m256i load(const int16_t* from) { return read<__m256i>(from); }
 static __m256i load(const int8_t* from) { return _mm256_cvtepi8_epi16(read<__m128i>(from)); }
 static Ints multiply_add(Ints total, __m256i a, __m256i b) { return total + (Ints)_mm256_madd_epi16(a, b); }
 #else
-static Floats load(const uint16_t* from) { return (Floats)(__builtin_convertvector(read<Halves>(from), Ints) << 16); }
+static Floats load(const uint16_t* from) {
+  return (Floats)(__builtin_convertvector(read<Halves>(from), Ints) << 16);
+}
 static Floats load(const int8_t* from) {  // in two stages: GCC converts at once number by number
   Shorts wide = __builtin_convertvector(read<Bytes>(from), Shorts);
   return __builtin_convertvector(__builtin_convertvector(wide, Ints), Floats);
@@ -161,24 +189,28 @@ static float sum(Floats vector) {
   return sums(vectors)[0];
 }
 
-// e^x to about 2e-7 of it, for x <= 88: 2^n e^r with |r| <= ln(2) / 2, and e^r by its series.
+// e^x to about 2e-7 of it, for x <= 88: 2^n e^r with |r| <= ln(2) / 2, and e^r by its series. ln(2) is
+// subtracted in two parts, so that nothing is lost (Cody and Waite 1980).
 static Floats exponential(Floats x) {
   x = x < -87.0f ? Floats{} - 87.0f : x;
   Ints n = __builtin_convertvector(x * 1.44269504f + (x < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
-  Floats whole = __builtin_convertvector(n, Floats), r = x - whole * 0.693145752f - whole * 1.42860677e-6f;
+  Floats whole = __builtin_convertvector(n, Floats);
+  Floats r = x - whole * 0.693145752f - whole * 1.42860677e-6f;
   Floats series = Floats{} + 1 / 720.0f;
   for (float factor : {1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f}) series = series * r + factor;
   return (Floats)((Ints)series + (n << 23));
 }
 
-constexpr int64_t CHUNK = 1024;  // inputs whose products are added first: so many of some rows fit into the L1 cache
+// Inputs whose products are added before others: of some rows, this many fit into the L1 cache.
+constexpr int64_t CHUNK = 1024;
 
-constexpr int64_t MOST = 128;  // rows that are multiplied with a weight while it is near: so many fit into the L2 cache
+// Rows that are multiplied with a weight while it is near: this many fit into the L2 cache.
+constexpr int64_t MOST = 128;
 
-// If x has one row, it is multiplied with rows of the weight that are so many apart, unless there are fewer.
-// Each of W rows of a tile then goes on where one of the tile before ended: W long streams, which the
-// processor fetches by itself, while it is late for short rows. With AVX-512, int8 is faster with
-// neighbouring rows that are fetched ahead.
+// How far apart the W rows of the weight are that a single row of x is multiplied with, unless there are
+// fewer. Each row of a tile goes on where one of the tile before ended. That makes W long streams, which the
+// processor fetches by itself; for short rows it is late. With AVX-512, int8 is faster with neighbouring rows
+// that are fetched ahead.
 template <class Weight>
 constexpr int64_t apart_of() {
 #ifdef __AVX512F__
@@ -188,8 +220,11 @@ constexpr int64_t apart_of() {
 #endif
 }
 
-// What to fetch from memory while a tile is computed: so many bytes in each of its steps.
-struct Ahead { const char* from; int bytes; };
+// What to fetch from memory while a tile is computed.
+struct Ahead {
+  const char* from;
+  int bytes;  // in each step of the tile
+};
 
 // The products of a row of x with W rows of the weight, over `count` inputs; rows are `stride` apart.
 template <class Weight, class Factor>
@@ -209,18 +244,20 @@ static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, c
     UNROLL
     for (int o = 0; o < W; o++)
       UNROLL
-      for (int u = 0; u < AT_ONCE; u++) total[o] = multiply_add(total[o], inputs[u], load(w[o] + i + u * STEP));
+      for (int u = 0; u < AT_ONCE; u++) {
+        total[o] = multiply_add(total[o], inputs[u], load(w[o] + i + u * STEP));
+      }
   }
   return sums(total);
 }
 
-constexpr int ROWS = 4, OUTS = W / ROWS;
+constexpr int ROWS = 4;
+constexpr int OUTS = W / ROWS;
 
-// The products of ROWS rows of x with OUTS rows of the weight, over `count` inputs; rows are `stride` and I
-// apart.
+// The products of ROWS rows of x, I apart, with OUTS rows of the weight, `stride` apart, over `count` inputs.
 template <class Weight, class Factor>
-static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t rows, int64_t I,
-                   int64_t count, Ahead ahead) {
+static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t rows,
+                   int64_t I, int64_t count, Ahead ahead) {
   constexpr int STEP = 4 * W / sizeof(Factor);
   const Weight* w[OUTS];
   const Factor* in[ROWS];
@@ -238,7 +275,9 @@ static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const 
       for (int n = 0; n < ROWS; n++) {
         auto inputs = keep(load(in[n] + i));
         UNROLL
-        for (int o = 0; o < OUTS; o++) total[n * OUTS + o] = multiply_add(total[n * OUTS + o], inputs, weights[o]);
+        for (int o = 0; o < OUTS; o++) {
+          total[n * OUTS + o] = multiply_add(total[n * OUTS + o], inputs, weights[o]);
+        }
       }
     }
   }
@@ -289,8 +328,8 @@ struct Step {
     score(logits);
   }
 
-  // Waits for the other threads. OpenMP's barrier sleeps where several threads of a process use it, as in a
-  // server.
+  // Waits for the other threads. OpenMP's barrier would sleep where several threads of a process use it, as
+  // in a server.
   void meet() {
     shared.arrived++;
     expected += T;
@@ -301,15 +340,20 @@ struct Step {
   // tokens (N,) -> x (N, D)
   void embed() const {
     const int64_t D = s.D;
-    for (int64_t n = t; n < s.N; n += T)
-      for (int64_t i = 0; i < D; i += W)
-        store(shared.x + n * D + i, embedded(model.tokens.weight, s.narrow, tokens[n].id * D + i) +
-                                        embedded(model.positions.weight, s.narrow, tokens[n].position * D + i));
+    for (int64_t n = t; n < s.N; n += T) {
+      for (int64_t i = 0; i < D; i += W) {
+        Floats token = embedded(model.tokens.weight, s.narrow, tokens[n].id * D + i);
+        Floats position = embedded(model.positions.weight, s.narrow, tokens[n].position * D + i);
+        store(shared.x + n * D + i, token + position);
+      }
+    }
   }
 
   // Adds the attention of a block to x (N, D); its keys and values go into the caches.
   void attention(const Block& block, int64_t layer) {
-    const int64_t N = s.N, D = s.D, K = s.D / s.H;
+    const int64_t N = s.N;
+    const int64_t D = s.D;
+    const int64_t K = s.D / s.H;
     // The keys (part 0) or values (part 1) of a token's text, (columns, K).
     auto cached = [&](int64_t part, int64_t n, int64_t head) {
       const Token& token = tokens[n];
@@ -327,7 +371,9 @@ struct Step {
     });
     meet();
     for (int64_t i = t; i < N * s.H; i += T) {  // head by head: its keys stay in the processor's cache
-      const int64_t n = i % N, head = i / N, at = n * D + head * K;
+      const int64_t n = i % N;
+      const int64_t head = i / N;
+      const int64_t at = n * D + head * K;
       const int64_t count = tokens[n].position + 1;
       attend(shared.queries + at, cached(0, n, head), cached(1, n, head), count, shared.context + at);
     }
@@ -338,7 +384,8 @@ struct Step {
 
   // Adds the feed-forward network of a block to x (N, D).
   void feed_forward(const Block& block) {
-    const int64_t N = s.N, D = s.D;
+    const int64_t N = s.N;
+    const int64_t D = s.D;
     normalise(block.feed_forward_norm, shared.x, N, h);
     product(block.up, h, N, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
       store(shared.inner + n * 4 * D + o, activate(values));
@@ -351,11 +398,11 @@ struct Step {
   // Writes the logits (scored, V) of the tokens scored, from x (N, D).
   void score(float* logits) const {
     int64_t scored = 0;
-    for (int64_t n = 0; n < s.N; n++)
-      if (tokens[n].scored) {
-        normalise(model.final_norm, shared.x + n * s.D, 1, h + scored * s.D);
-        scored++;
-      }
+    for (int64_t n = 0; n < s.N; n++) {
+      if (!tokens[n].scored) continue;
+      normalise(model.final_norm, shared.x + n * s.D, 1, h + scored * s.D);
+      scored++;
+    }
     product(model.head, h, scored, s.D, s.V, [&](int64_t n, int64_t o, Floats values) {
       memcpy(logits + n * s.V + o, &values, 4 * std::min<int64_t>(W, s.V - o));
     });
@@ -371,8 +418,10 @@ struct Step {
 
   // The nearest bfloat16, where PyTorch's products in bfloat16 and int8 take and give it.
   Floats narrow(Floats value) const {
+    if (!s.rounds) return value;
     Ints bits = (Ints)value;
-    return s.rounds ? (Floats)(value == value ? (bits + 0x7fff + (bits >> 16 & 1)) & ~0xffff : bits) : value;
+    Ints rounded = (bits + 0x7fff + (bits >> 16 & 1)) & ~0xffff;
+    return (Floats)(value == value ? rounded : bits);  // NaN stays NaN
   }
 
   // This thread's part, in whole vectors.
@@ -384,8 +433,9 @@ struct Step {
   // The factors of N rows of inputs, (N, I) both, and the unit of each row.
   const Factor* factors(const Input* x, int64_t N, int64_t I, float* units) const {
     std::fill(units, units + N, 1.0f);
-    if constexpr (std::is_same_v<Input, Factor>) return x;
-    else {
+    if constexpr (std::is_same_v<Input, Factor>) {
+      return x;
+    } else {
       for (int64_t n = 0; n < N; n++) units[n] = round_row(x + n * I, I, rounded + n * I);
       return rounded;
     }
@@ -446,14 +496,16 @@ struct Step {
     Line totals[APART];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += APART * W) {
-      const int64_t outputs = std::min(APART * W, own.end - o), apart = (outputs + W - 1) / W;
+      const int64_t outputs = std::min(APART * W, own.end - o);
+      const int64_t apart = (outputs + W - 1) / W;
       for (int64_t k = 0; k < apart; k++) {
         const Type* weight = (const Type*)linear.weight + (o + k) * I;
         Floats total = {};
         for (int64_t c = 0; c < I; c += CHUNK) {
           const int64_t count = std::min(CHUNK, I - c);
           const Ahead ahead{(const char*)(weight + W * I + W * c), BYTES};
-          Floats values = thin_tile(weight + c, apart * I, (outputs - k + apart - 1) / apart, x + c, count, ahead);
+          const int64_t rows = (outputs - k + apart - 1) / apart;
+          Floats values = thin_tile(weight + c, apart * I, rows, x + c, count, ahead);
           total = c ? total + values : values;
         }
         for (int lane = 0; lane < W; lane++) totals[0].values[lane * apart + k] = total[lane];
@@ -478,12 +530,13 @@ struct Step {
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
       const Type* weight = (const Type*)linear.weight + o * I;
-      for (int64_t c = 0; c < I; c += CHUNK)
+      for (int64_t c = 0; c < I; c += CHUNK) {
         for (int64_t k = 0; k < W && k < own.end - o; k += NEAR) {
           const int64_t outputs = std::min<int64_t>(NEAR, own.end - o - k);
           const char* ahead = (const char*)(weight + (W + k) * I + c * NEAR);
           add_chunk(weight + k * I, outputs, x, N, I, c, ahead, totals, k);
         }
+      }
       const auto finished = finish(linear, o, O);
       for (int64_t n = 0; n < N; n++) write(n, o, finished(load(totals[n].values), units[n]));
     }
@@ -507,12 +560,13 @@ struct Step {
       for (int64_t u = 0; u < outputs; u += OUTS) {
         Floats values = widened ? tile(wide + u * WIDTH, WIDTH, outputs - u, rows, left, I, count, ahead)
                                 : tile(weight + u * I + c, I, outputs - u, rows, left, I, count, ahead);
-        for (int row = 0; row < ROWS; row++)
+        for (int row = 0; row < ROWS; row++) {
           for (int k = 0; k < OUTS; k++) {
             float& total = totals[p * ROWS + row].values[lane + u + k];
             float value = values[row * OUTS + k];
             total = c ? total + value : value;
           }
+        }
         ahead.from += ahead.bytes * (count / STEP);
       }
     }
@@ -520,29 +574,43 @@ struct Step {
 
   // Rows of the weight, I apart, as factors, WIDTH apart.
   static void widen(const Type* weight, int64_t outputs, int64_t I, int64_t count, Factor* wide) {
-    for (int64_t u = 0; u < outputs; u++)
+    for (int64_t u = 0; u < outputs; u++) {
       for (int64_t i = 0; i < count; i += 4 * W / sizeof(Factor)) {
         auto vector = load(weight + u * I + i);
         memcpy(wide + u * WIDTH + i, &vector, sizeof vector);
       }
-  }
-
-  // x (N, D) -> out (N, D)
-  void normalise(const Layer& norm, const float* x, int64_t N, Input* out) const {
-    const float* weight = (const float*)norm.weight;
-    for (const float* end = x + N * s.D; x < end; x += s.D, out += s.D) {
-      Floats total = {}, squares = {};
-      for (int64_t i = 0; i < s.D; i += W) total += load(x + i);
-      float mean = sum(total) / s.D;
-      for (int64_t i = 0; i < s.D; i += W) squares += (load(x + i) - mean) * (load(x + i) - mean);
-      float factor = 1 / std::sqrt(sum(squares) / s.D + 1e-5f);
-      for (int64_t i = 0; i < s.D; i += W)
-        store(out + i, narrow((load(x + i) - mean) * factor * load(weight + i) + load(norm.bias + i)));
     }
   }
 
-  // A query (K,) with keys and values (count, K) -> out (K,). `scores` has place for count and W - 1 more.
+  // Layer normalisation: x (N, D) -> out (N, D).
+  void normalise(const Layer& norm, const float* x, int64_t N, Input* out) const {
+    const float* weight = (const float*)norm.weight;
+    for (const float* end = x + N * s.D; x < end; x += s.D, out += s.D) {
+      Floats total = {};
+      for (int64_t i = 0; i < s.D; i += W) total += load(x + i);
+      float mean = sum(total) / s.D;
+      Floats squares = {};
+      for (int64_t i = 0; i < s.D; i += W) squares += (load(x + i) - mean) * (load(x + i) - mean);
+      float factor = 1 / std::sqrt(sum(squares) / s.D + 1e-5f);
+      for (int64_t i = 0; i < s.D; i += W) {
+        store(out + i, narrow((load(x + i) - mean) * factor * load(weight + i) + load(norm.bias + i)));
+      }
+    }
+  }
+
+  // The attention of a query (K,) to keys and values (count, K) -> out (K,).
   void attend(const float* query, const float* keys, const float* values, int64_t count, Input* out) const {
+    const int64_t K = s.D / s.H;
+    score_keys(query, keys, count);
+    float divisor = exponentiate_scores(count);
+    constexpr int SOME = W / 4;  // with four sums each there are registers for so many vectors
+    int64_t i = 0;
+    for (; i + SOME * W <= K; i += SOME * W) weigh<SOME>(values + i, count, scores, divisor, out + i);
+    for (; i < K; i += W) weigh<1>(values + i, count, scores, divisor, out + i);
+  }
+
+  // Writes the scaled scores of the keys (count, K) to `scores`, which has place for count and W - 1 more.
+  void score_keys(const float* query, const float* keys, int64_t count) const {
     const int64_t K = s.D / s.H;
     const float scale = 1 / std::sqrt((float)K);
     for (int64_t j = 0; j < count; j += W) {
@@ -553,20 +621,21 @@ struct Step {
       }
       store(scores + j, sums(totals) * scale);
     }
-    float most = -INFINITY;
-    for (int64_t j = 0; j < count; j++) most = std::max(most, scores[j]);
+  }
+
+  // Replaces `scores` by e to their power, of which the largest is 1. Returns their sum: softmax divides by
+  // it.
+  float exponentiate_scores(int64_t count) const {
+    float largest = -INFINITY;
+    for (int64_t j = 0; j < count; j++) largest = std::max(largest, scores[j]);
     Floats total = {};
     for (int64_t j = 0; j < count; j += W) {
       std::fill(scores + std::min(count, j + W), scores + j + W, -INFINITY);
-      Floats weights = exponential(load(scores + j) - most);
+      Floats weights = exponential(load(scores + j) - largest);
       store(scores + j, weights);
       total += weights;
     }
-    float divisor = sum(total);
-    constexpr int SOME = W / 4;  // with four sums each there are registers for so many vectors
-    int64_t i = 0;
-    for (; i + SOME * W <= K; i += SOME * W) weigh<SOME>(values + i, count, scores, divisor, out + i);
-    for (; i < K; i += W) weigh<1>(values + i, count, scores, divisor, out + i);
+    return sum(total);
   }
 
   // VECTORS vectors of the weighted mean of the values.
@@ -574,22 +643,31 @@ struct Step {
   void weigh(const float* values, int64_t count, const float* weights, float divisor, Input* out) const {
     const int64_t K = s.D / s.H;
     Floats context[VECTORS][4] = {};  // several sums, because one would wait for itself
-    for (int64_t j = 0; j < count; j += 4)
+    for (int64_t j = 0; j < count; j += 4) {
       UNROLL
-      for (int u = 0; u < 4; u++)
-        if (j + u < count)
+      for (int u = 0; u < 4; u++) {
+        if (j + u < count) {
           UNROLL
-          for (int v = 0; v < VECTORS; v++) context[v][u] += weights[j + u] * load(values + (j + u) * K + v * W);
-    for (int v = 0; v < VECTORS; v++)
-      store(out + v * W, narrow((context[v][0] + context[v][1] + (context[v][2] + context[v][3])) / divisor));
+          for (int v = 0; v < VECTORS; v++) {
+            context[v][u] += weights[j + u] * load(values + (j + u) * K + v * W);
+          }
+        }
+      }
+    }
+    for (int v = 0; v < VECTORS; v++) {
+      Floats total = context[v][0] + context[v][1] + (context[v][2] + context[v][3]);
+      store(out + v * W, narrow(total / divisor));
+    }
   }
 
-  // GELU; with tanh(z) = 2 / (1 + e^-2z) - 1 its approximation is x / (1 + e^-2z).
+  // GELU, exact or by GPT-2's approximation with tanh (Hendrycks and Gimpel 2016). As tanh(z) is
+  // 2 / (1 + e^-2z) - 1, the approximation is x / (1 + e^-2z).
   Floats activate(Floats x) const {
     Floats z = 0.7978845608f * (x + 0.044715f * x * x * x);
     Floats result = x / (1.0f + exponential(-2.0f * (z < -40.0f ? Floats{} - 40.0f : z)));
-    if (s.exact_gelu)
+    if (s.exact_gelu) {
       for (int k = 0; k < W; k++) result[k] = x[k] * 0.5f * (1 + std::erf(x[k] * 0.70710678f));
+    }
     return narrow(result);
   }
 };
@@ -599,7 +677,8 @@ template <class Type>
 static void run(const Model& model, const Shape& s, const Token* tokens, float* logits) {
   typedef typename Step<Type>::Input Input;
   typedef typename Step<Type>::Factor Factor;
-  const int64_t N = s.N, D = s.D;
+  const int64_t N = s.N;
+  const int64_t D = s.D;
   int64_t longest = 1;
   for (int64_t n = 0; n < N; n++) longest = std::max(longest, tokens[n].position + 1);
 
@@ -629,9 +708,9 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
 // Writes the keys and values of the tokens to their caches, and the logits of those `scored`, in their order.
 // Returns 1 where there is no memory.
 extern "C" int step(const Model* model, const Shape* shape, const Token* tokens, float* logits) {
-  auto typed = shape->kind == 0 ? run<float> : shape->kind == 1 ? run<uint16_t> : run<int8_t>;
+  auto run_kind = shape->kind == 0 ? run<float> : shape->kind == 1 ? run<uint16_t> : run<int8_t>;
   try {
-    typed(*model, *shape, tokens, logits);
+    run_kind(*model, *shape, tokens, logits);
   } catch (const std::bad_alloc&) {
     return 1;
   }
