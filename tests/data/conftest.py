@@ -1,8 +1,10 @@
-import json
 import random
 import sys
 
 import pytest
+from corpora import write_texts
+
+WORDS = ["the", "caf\u00e9", "r\u00e9sum\u00e9", "\u4e2d\u6587", "don't", "13", "\U0001f600", "  two", "x=1;"]
 
 
 @pytest.fixture(autouse=True)
@@ -17,31 +19,17 @@ def cache(tmp_path, monkeypatch):
 def texts():
     """Forty documents of 1 to 60 lines, in several alphabets."""
     draw = random.Random(5)
-    words = [
-        "the",
-        "caf\u00e9",
-        "r\u00e9sum\u00e9",
-        "\u4e2d\u6587",
-        "don't",
-        "13",
-        "\U0001f600",
-        "  two",
-        "x=1;",
-        "<|endoftext|>",
-    ]
-    return [
-        "\n".join(" ".join(draw.choices(words, k=12)) for _ in range(draw.randint(1, 60))) for _ in range(40)
-    ]
+
+    def line() -> str:
+        return " ".join(draw.choices([*WORDS, "<|endoftext|>"], k=12))
+
+    return ["\n".join(line() for _ in range(draw.randint(1, 60))) for _ in range(40)]
 
 
 @pytest.fixture
 def rows(tmp_path, texts):
     """The documents as JSON lines."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)), encoding="utf-8"
-    )
-    return path
+    return write_texts(tmp_path / "rows.jsonl", texts)
 
 
 @pytest.fixture

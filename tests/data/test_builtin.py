@@ -1,3 +1,5 @@
+"""The texts that come with Python."""
+
 import re
 
 import pytest
@@ -12,10 +14,6 @@ def documents():
     return builtin.texts("builtin:python-docs")
 
 
-def paragraphs(text):
-    return [" ".join(part.split()) for part in re.split(r"\n[ \t]*\n", text)]
-
-
 def test_python_docs_is_reference_prose(documents):
     assert 1.5e6 < sum(len(text.encode()) for text in documents) < 4e6
     assert len(documents) > 500
@@ -26,7 +24,8 @@ def test_python_docs_is_reference_prose(documents):
 
 
 def test_no_paragraph_of_python_docs_stands_twice(documents):
-    long = [part for text in documents for part in paragraphs(text) if len(part) >= 40]
+    parts = [" ".join(part.split()) for text in documents for part in re.split(r"\n[ \t]*\n", text)]
+    long = [part for part in parts if len(part) >= 40]
     assert len(long) == len(set(long))
 
 
@@ -36,32 +35,34 @@ def test_tests_are_left_out():
     assert not [path for path in files if {"test", "tests", "site-packages"} & set(path.parts[:-1][-4:])]
 
 
+SOURCE = '''
+"""One."""
+names = [lambda: "no docstring", "nor this"]
+if names:
+    class A:
+        """Two."""
+        async def run(self):
+            """Three."""
+try:
+    def f(): "Four."
+except OSError:
+    def f(): "Five."
+else:
+    while names:
+        def g(): "Six."
+finally:
+    with open("x"):
+        def h(): "Seven."
+match names:
+    case _:
+        def i(): "Eight."
+'''
+
+
 def test_docstrings_stand_in_the_order_of_the_source(tmp_path):
     """Also of what is defined under a condition; other strings are none."""
-    source = [
-        '"""One."""',
-        "names = [lambda: 'no docstring', 'nor this']",
-        "if names:",
-        "    class A:",
-        '        """Two."""',
-        "        async def run(self):",
-        '            """Three."""',
-        "try:",
-        "    def f(): 'Four.'",
-        "except OSError:",
-        "    def f(): 'Five.'",
-        "else:",
-        "    while names:",
-        "        def g(): 'Six.'",
-        "finally:",
-        "    with open('x'):",
-        "        def h(): 'Seven.'",
-        "match names:",
-        "    case _:",
-        "        def i(): 'Eight.'",
-    ]
     path = tmp_path / "module.py"
-    path.write_text("\n".join(source), encoding="utf-8")
+    path.write_text(SOURCE, encoding="utf-8")
     expected = ["One.", "Two.", "Three.", "Four.", "Five.", "Six.", "Seven.", "Eight."]
     assert builtin._docstrings(path).split("\n\n") == expected
     path.write_text("def (", encoding="utf-8")
@@ -71,17 +72,15 @@ def test_docstrings_stand_in_the_order_of_the_source(tmp_path):
 def test_repeats_are_dropped_and_short_paragraphs_kept():
     seen = set()
     long = "A paragraph that is longer than forty characters, surely."
-    assert (
-        builtin._without_repeats(f"{long}\n\nReturns:\n\n    indented", seen)
-        == f"{long}\n\nReturns:\n\n    indented"
-    )
+    text = f"{long}\n\nReturns:\n\n    indented"
+    assert builtin._without_repeats(text, seen) == text
     respaced = long.replace(" ", "\n ")
     assert builtin._without_repeats(f"New.\n \n{respaced}\n\nReturns:", seen) == "New.\n\nReturns:"
 
 
 def test_the_share_of_two_megabytes_is_held_out(documents):
-    prepared = Prepared(prepare("python-docs", vocab_size=2048))
+    counts = Prepared(prepare("python-docs", vocab_size=2048)).counts
     size = sum(len(text.encode()) for text in documents)
-    assert sum(prepared.counts[split].bytes for split in ("train", "val")) == size
-    assert 0.95 * 100 * size**0.5 < prepared.counts["val"].bytes <= 100 * size**0.5
-    assert prepared.counts["val"].documents >= 20
+    assert counts["train"].bytes + counts["val"].bytes == size
+    assert 0.95 * 100 * size**0.5 < counts["val"].bytes <= 100 * size**0.5
+    assert counts["val"].documents >= 20
