@@ -25,7 +25,7 @@ def sha256(text: str) -> str:
 LEADS_NOWHERE = {
     "no file": ("novel.txt", r"no corpus 'novel.txt'.*python-docs, python-stdlib"),
     "a slip": ("mine/nvel.txt", r"no corpus 'mine/nvel.txt': did you mean mine/novel.txt\?"),
-    "no folder": ("yours/novel.txt", "expected a text file"),
+    "no folder": ("yours/deep/novel.txt", "expected a text file"),
     "no name": ("", "no corpus ''"),
     "a pattern": ("*.csv", "no file matches"),
     "another protocol": ("reference://x", "expected a path, or a URL of https, http, s3, gs, hf$"),
