@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from matplotlib.image import imread
-from tiny_runs import TINY
 
 from gpt.cli import main
 from gpt.compare.command import compare
@@ -33,7 +31,6 @@ OPTIONS = {
     "data": {"corpus": "my.txt", "vocabulary": None, "val_fraction": None},
     "trainer": {"max_steps": 100},
 }
-HEAD = "step,tokens,tokens_per_second,val_bits_per_byte\n"
 LR = ["--model.optimizer.lr", "3e-3"]
 
 
@@ -49,20 +46,28 @@ class Pretended:
         return {**OPTIONS, **self.changed.get(variant.name, {}), "words": list(variant.words)}
 
     def train(self, training, folder, watch):
-        self.trained.append((training.recipe.variant.name, training.text.name, training.seed, training.steps))
+        steps = training.steps
+        self.trained.append((training.recipe.variant.name, training.text.name, training.seed, steps))
         bits, milliseconds = self.reach(*self.trained[-1])
         run = folder / "runs" / training.name
         run.mkdir(parents=True)
-        steps = training.steps
         speed = 1000 * 10 / milliseconds
-        row = (
-            f"{steps // 2},{10 * steps // 2},{speed},\n{steps},{10 * steps},{speed},\n{steps},{10 * steps},,"
-        )
-        (run / "metrics.csv").write_text(f"{HEAD}{row}{bits}\n", encoding="utf-8")
+        half = steps // 2
+        rows = [
+            f"{half},{10 * half},{speed},",
+            f"{steps},{10 * steps},{speed},",
+            f"{steps},{10 * steps},,{bits}",
+        ]
+        write_metrics(run, rows)
         loss = None if math.isnan(bits) else 3 * bits
         summary = {"val_loss": loss, "val_bits_per_byte": loss and bits, "best_loss": loss}
         watch()
         write_json(run / "summary.json", summary)
+
+
+def write_metrics(run: Path, rows: list[str]) -> None:
+    text = "".join(f"{row}\n" for row in ["step,tokens,tokens_per_second,val_bits_per_byte", *rows])
+    (run / "metrics.csv").write_text(text, encoding="utf-8")
 
 
 def compared(machine, *words, texts=None, seeds=3, steps=None, name="here"):
@@ -70,16 +75,18 @@ def compared(machine, *words, texts=None, seeds=3, steps=None, name="here"):
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
-def noisy(change=0.0, slower=1.0, doubling=0.96):
-    """Bits of a text and seed, with noise that variants share to 0.1 %; lower by `change` of a variant."""
+def noisy(change=0.0):
+    """Bits of a text and seed, with noise that variants share to 0.1 %; lower by `change` of a variant.
+
+    Twice the steps take 4 % off.
+    """
 
     def reach(variant, text, seed, steps):
         bits = 2.0 if text == "my" else 3.0
         bits *= 1 + 0.01 * math.sin(17 * seed)
+        bits *= 0.96 ** math.log2(steps / 100)
         own = np.random.default_rng(seed + len(variant)).normal(0, 0.001)
-        bits *= doubling ** math.log2(steps / 100)
-        is_changed = variant != "quick"
-        return bits * (1 + own) * (1 - change * is_changed), 20 * (slower if is_changed else 1.0)
+        return bits * (1 + own) * (1 - change * (variant != "quick")), 20
 
     return reach
 
@@ -108,37 +115,37 @@ def test_the_variants_take_turns(capsys):
     ]
 
 
-def test_a_difference_that_is_there_is_found(capsys):
-    result = compared(Pretended(noisy(change=0.03)), "quick", *LR)
-    found = result["variants"][1]["same_steps"]
-    assert found["low"] < -0.03 < found["high"] < 0
-    assert "lr=3e-3 beside quick\n  in the same steps: better by 3." in capsys.readouterr().out
-
-
-def test_one_that_is_not_there_is_not_claimed(capsys):
-    result = compared(Pretended(noisy()), "quick", *LR)
-    found = result["variants"][1]["same_steps"]
-    assert found["low"] < 0 < found["high"]
-    assert "in the same steps: no difference can be seen with 3 seeds" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (0.03, "lr=3e-3 beside quick\n  in the same steps: better by 3."),
+        (0.0, "in the same steps: no difference can be seen with 3 seeds"),
+    ],
+    ids=["a difference that is there is found", "one that is not there is not claimed"],
+)
+def test_the_difference_of_a_variant(change, line, capsys):
+    result = compared(Pretended(noisy(change)), "quick", *LR)
+    difference = result["variants"][1]["same_steps"]
+    assert difference["low"] < -change < difference["high"]
+    assert (difference["high"] < 0) == (change > 0)
+    told = capsys.readouterr().out
+    assert line in told and "comparisons/here/ holds comparison.png" in told
+    assert imread("comparisons/here/comparison.png").shape == (540, 1200, 4)
 
 
 def test_the_interval_is_that_of_numpy():
     result = compared(Pretended(noisy(change=0.01)), "quick", *LR, texts="my.txt,other.txt", seeds=4)
-    bits = {
-        (run["variant"], run["text"], run["seed"]): run["bits_per_byte"]
-        for run in result["runs"]
-        if run["steps"] == 100
-    }
-    table = np.array(
-        [
-            [np.log(bits["lr=3e-3", text, seed] / bits["quick", text, seed]) for seed in (7, 8, 9, 10)]
-            for text in ("my", "other")
-        ]
-    )
-    error = np.sqrt(table.var(axis=1, ddof=1).mean() / 8)
-    found = result["variants"][1]["same_steps"]
-    ends = np.expm1([table.mean(), table.mean() - 2.446912 * error, table.mean() + 2.446912 * error])
-    assert [found["mean"], found["low"], found["high"]] == pytest.approx(ends.tolist(), rel=1e-5)
+    runs = [run for run in result["runs"] if run["steps"] == 100]
+    bits = {(run["variant"], run["text"], run["seed"]): run["bits_per_byte"] for run in runs}
+    ratios = [
+        [bits["lr=3e-3", text, seed] / bits["quick", text, seed] for seed in (7, 8, 9, 10)]
+        for text in ("my", "other")
+    ]
+    table = np.log(ratios)
+    half = 2.446912 * np.sqrt(table.var(axis=1, ddof=1).mean() / 8)
+    expected = np.expm1([table.mean(), table.mean() - half, table.mean() + half])
+    difference = result["variants"][1]["same_steps"]
+    assert [difference[name] for name in ("mean", "low", "high")] == pytest.approx(expected, rel=1e-5)
 
 
 def test_in_the_same_time_a_slower_step_costs_what_steps_are_worth(capsys):
@@ -195,22 +202,32 @@ def copy_of_the_package(folder: Path) -> Path:
     return folder
 
 
+def edit(file: Path, pattern: str, replacement: str) -> None:
+    """Replace what the pattern first matches."""
+    text, count = re.subn(pattern, replacement, file.read_text("utf-8"), count=1, flags=re.S)
+    assert count == 1
+    file.write_text(text, encoding="utf-8")
+
+
 def test_what_was_edited_since_is_run_anew(tmp_path):
     copy = copy_of_the_package(tmp_path / "copy")
     machine = Pretended(noisy())
     compared(machine, "quick", "copy")
     made = len(machine.trained)
-    file = copy / "gpt" / "training" / "schedule.py"
-    file.write_text(file.read_text(encoding="utf-8") + "\n# edited\n", encoding="utf-8")
+    edit(copy / "gpt" / "training" / "schedule.py", "$", "\n# edited\n")
     source_digest.cache_clear()  # of a process, in which nothing is edited
     compared(machine, "quick", "copy")
     assert [name for name, *_ in machine.trained[made:]] == ["copy"] * 3
-    (tmp_path / "my.txt").write_text("another text", encoding="utf-8")
-    compared(machine, "quick", "copy", texts="my.txt")
+
+
+def test_after_an_edit_of_the_text_all_is_run_anew(tmp_path):
+    machine = Pretended(noisy())
+    for _ in range(2):
+        compared(machine, "quick", *LR, texts="my.txt")
+    assert len(machine.trained) == 7
     (tmp_path / "my.txt").write_text("an edited text", encoding="utf-8")
-    made = len(machine.trained)
-    compared(machine, "quick", "copy", texts="my.txt")
-    assert len(machine.trained) == made + 7
+    compared(machine, "quick", *LR, texts="my.txt")
+    assert len(machine.trained) == 14
 
 
 @pytest.mark.parametrize("name", ["my.txt", "deep", "deep/*.txt"])
@@ -235,12 +252,6 @@ def test_a_variant_that_diverges_is_said_to(capsys):
     assert "lr=3e-3 diverged" in capsys.readouterr().out
     with pytest.raises(InputError, match="the base diverged"):
         compared(Pretended(lambda *_: (math.nan, 9)), "quick", *LR, name="other")
-
-
-def test_one_picture_is_drawn(capsys):
-    compared(Pretended(noisy()), "quick", *LR)
-    assert imread("comparisons/here/comparison.png").shape == (540, 1200, 4)
-    assert "comparisons/here/ holds comparison.png" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -285,16 +296,15 @@ def test_two_processes_do_not_use_one_folder():
 
 
 def test_the_time_of_a_step_leaves_out_the_start_and_validations(tmp_path):
-    rows = "20,200,10,\n20,200,,2.0\n40,400,1000,\n60,600,500,\n"
-    (tmp_path / "metrics.csv").write_text(HEAD + rows, encoding="utf-8")
+    write_metrics(tmp_path, ["20,200,10,", "20,200,,2.0", "40,400,1000,", "60,600,500,"])
     assert milliseconds_per_step(Metrics.read(tmp_path)) == pytest.approx((10 + 20) / 2)
 
 
 def test_the_time_of_a_step_leaves_out_moments_and_counts_a_slower_last_fifth(tmp_path):
     milliseconds = [500, *[10, 10, 10] * 4, 30, 30, 30]
     milliseconds[5] = milliseconds[14] = 900  # the machine did something else
-    rows = [f"{step},{10 * step},{1e4 / ms},\n" for step, ms in enumerate(milliseconds, 1)]
-    (tmp_path / "metrics.csv").write_text(HEAD + "".join(rows), encoding="utf-8")
+    rows = [f"{step},{10 * step},{1e4 / ms}," for step, ms in enumerate(milliseconds, 1)]
+    write_metrics(tmp_path, rows)
     assert milliseconds_per_step(Metrics.read(tmp_path)) == pytest.approx((4 * 10 + 30) / 5)
 
 
@@ -330,12 +340,20 @@ def test_bad_input_is_one_line(arguments, message, capsys):
 def test_the_options_are_those_of_the_source(tmp_path):
     """An edited copy prints its own, whatever folder this is; paths are whole, as runs are elsewhere."""
     copy = copy_of_the_package(tmp_path / "copy")
-    file = copy / "gpt" / "run" / "options.py"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace("log_every: int = 20", "log_every: int = 21"), encoding="utf-8")
+    edit(copy / "gpt" / "run" / "options.py", "log_every: int = 20", "log_every: int = 21")
     base, edited = recipes_of(parse_variants(["quick", "copy"]), Processes())
     assert (base.options["log_every"], edited.options["log_every"]) == (20, 21)
     assert base.digest != edited.digest
+
+
+RECIPE = """
+model:
+  compile: false
+  config: {vocab_size: 300, context_length: 16, emb_dim: 32, num_heads: 2, num_layers: 1}
+data: {vocabulary: null, batch_size: 37}
+trainer: {accelerator: cpu, precision: 32-true, logger: csv, val_check_interval: 7}
+log_every: 4
+"""
 
 
 @pytest.mark.slow
@@ -343,48 +361,30 @@ def test_the_options_are_those_of_the_source(tmp_path):
 def test_a_comparison_that_is_killed_goes_on_where_it_was(tmp_path):
     """With real runs, of this source and of a copy whose learning rate is always zero."""
     copy = copy_of_the_package(tmp_path / "copy")
-    file = copy / "gpt" / "training" / "schedule.py"
-    text, found = re.subn(
-        r"(def learning_rate_factor\(.*?\"\"\".*?\"\"\")",
-        r"\1\n    return 0.0",
-        file.read_text("utf-8"),
-        flags=re.S,
-    )
-    assert found == 1
-    file.write_text(text, encoding="utf-8")
-    options = dict(zip(TINY[1::2], TINY[2::2], strict=True))
-    for name in ("--data.corpus", "--trainer.max_steps"):
-        del options[name]
-    nested = {}
-    for name, value in options.items():
-        *rooms, last = name[2:].split(".")
-        place = nested
-        for room in rooms:
-            place = place.setdefault(room, {})
-        place[last] = yaml.safe_load(value)
-    Path("tiny.yaml").write_text(yaml.safe_dump(nested), encoding="utf-8")
+    body = r"(def learning_rate_factor\(.*?\"\"\".*?\"\"\")"
+    edit(copy / "gpt" / "training" / "schedule.py", body, r"\1\n    return 0.0")
+    Path("tiny.yaml").write_text(RECIPE, encoding="utf-8")
     command = [sys.executable, "-m", "gpt", "compare", "tiny.yaml", "copy", "--texts", "text.txt"]
     command += ["--seeds", "2", "--steps", "400", "--name", "here"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 600
-    while not list(Path("comparisons").glob("here/runs/copy*/metrics.csv")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    options = {"env": {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}}
+    options |= {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    runs = Path("comparisons/here/runs")
+    with subprocess.Popen(command, **options) as process:
+        while not list(runs.glob("copy*/metrics.csv")) and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
     assert process.returncode == 143
-    first = next(Path("comparisons/here/runs").glob("tiny-*/summary.json"))
-    cut = next(Path("comparisons/here/runs").glob("copy-*.log"))
+    (cut,) = runs.glob("copy-*.log")
     assert "SIGTERM: stopped after step" in cut.read_text(encoding="utf-8")
+    first = next(runs.glob("tiny-*/summary.json"))
     ended = first.stat().st_mtime_ns
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
+    done = subprocess.run(command, **options, check=False)
     assert done.returncode == 0, done.stderr
     assert first.stat().st_mtime_ns == ended
     assert re.search(r"resuming .*after step \d+", cut.read_text(encoding="utf-8"))
     assert "copy beside tiny\n  in the same steps: worse by" in done.stdout
-    assert "left" in done.stderr or "comparing" in done.stderr
-    result = json.loads(Path("comparisons/here/result.json").read_text(encoding="utf-8"))
-    assert len(result["runs"]) == 5
+    assert len(json.loads((runs.parent / "result.json").read_text(encoding="utf-8"))["runs"]) == 5
 
 
 def test_a_busy_machine_is_reported():

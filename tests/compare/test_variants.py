@@ -18,12 +18,13 @@ def test_options_are_a_change_of_the_base():
         ("base", ["--config", "base.yaml"]),
         ("lr=3e-3", ["--config", "base.yaml", *LR]),
     ]
-    assert parsed(*LR) == [("quick", QUICK), ("lr=3e-3", [*QUICK, *LR])]
+    without_a_base = [("quick", QUICK), ("lr=3e-3", [*QUICK, *LR])]
+    assert parsed(*LR) == parsed("vs", *LR) == without_a_base
 
 
 def test_words_are_variants():
-    found = parsed("quick", "deep/other.yaml", "lora")
-    assert found == [
+    variants = parsed("quick", "deep/other.yaml", "lora")
+    assert variants == [
         ("quick", ["--config", "quick"]),
         ("other", ["--config", "deep/other.yaml"]),
         ("lora", ["--config", "lora"]),
@@ -32,17 +33,13 @@ def test_words_are_variants():
 
 def test_vs_stands_between_variants_and_the_options_of_the_first_hold_for_all():
     shared = ["--data.batch_size", "6"]
-    found = parsed("quick", *shared, "vs", *LR, "vs", "other.yaml", "--model.compile", "vs", "--x=-1")
-    assert found == [
+    variants = parsed("quick", *shared, "vs", *LR, "vs", "other.yaml", "--model.compile", "vs", "--x=-1")
+    assert variants == [
         ("quick batch_size=6", ["--config", "quick", *shared]),
         ("lr=3e-3", ["--config", "quick", *shared, *LR]),
         ("other compile", ["--config", "other.yaml", *shared, "--model.compile"]),
         ("x=-1", ["--config", "quick", *shared, "--x=-1"]),
     ]
-
-
-def test_a_base_without_words_is_the_quick_recipe():
-    assert parsed("vs", *LR) == [("quick", QUICK), ("lr=3e-3", [*QUICK, *LR])]
 
 
 def test_a_negative_value_is_a_value():
@@ -64,29 +61,29 @@ def test_a_folder_is_a_source_that_is_run(tmp_path, monkeypatch):
     assert first.source == second.source == tmp_path / "copy"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "two variants"),
-        (["quick"], "two variants"),
-        (["quick", "vs"], "nothing stands after a 'vs'"),
-        (["quick", "lora", *LR], "quick vs lora"),
-        (["quick", "lora", "vs", *LR], "quick vs lora"),
-        (["quick", "quick"], "two variants are 'quick'"),
-        (["quick", "--data.corpus", "my.txt"], "--texts"),
-        (["quick", "--trainer.max_steps=5"], "--steps"),
-        (["quick", "--minutes", "5"], "--steps"),
-        (["quick", "--seed_everything", "5"], "--first_seed"),
-        (["quick", "--run", "a"], "--name"),
-        (["quick", "--data.val_fraction", "0.2"], "before the first 'vs'"),
-        (["quick", "vs", *LR, "--data.template.user", "x"], "before the first 'vs'"),
-        (["quick", "--resume", "auto"], "the same command resumes"),
-        (["quick", "EMPTY"], "has no gpt/__init__.py"),
-    ],
-)
-def test_what_compares_nothing_is_refused(words, message, tmp_path):
+REFUSED = {
+    "no variant": ([], "two variants"),
+    "one variant": (["quick"], "two variants"),
+    "nothing after a vs": (["quick", "vs"], "nothing stands after a 'vs'"),
+    "options after two variants": (["quick", "lora", *LR], "quick vs lora"),
+    "two variants and a vs": (["quick", "lora", "vs", *LR], "quick vs lora"),
+    "one variant twice": (["quick", "quick"], "two variants are 'quick'"),
+    "a text": (["quick", "--data.corpus", "my.txt"], "--texts"),
+    "steps": (["quick", "--trainer.max_steps=5"], "--steps"),
+    "a seed": (["quick", "--seed_everything", "5"], "--first_seed"),
+    "another share held out": (["quick", "--data.val_fraction", "0.2"], "before the first 'vs'"),
+    "another template": (["quick", "vs", *LR, "--data.template.user", "x"], "before the first 'vs'"),
+    "a run to resume": (["quick", "--resume", "auto"], "the same command resumes"),
+    "a folder without a package": (["quick", "empty"], "has no gpt/__init__.py"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_compares_nothing_is_refused(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=message):
-        parse_variants([str(tmp_path) if word == "EMPTY" else word for word in words])
+        parse_variants(words)
 
 
 def test_names_of_folders():

@@ -86,16 +86,6 @@ def test_a_small_corpus_trains_or_both_lengths_are_named(tmp_path):
         data_of(path, context_length=512).train_dataloader()
 
 
-def test_validation_covers_the_bytes_held_out(novel):
-    data = data_of(novel, val_fraction=0.2)
-    targets = torch.cat([y.flatten() for _, y in data.val_dataloader()])
-    targets = targets[targets >= 0]
-    assert len(targets) == data.prepared.counts["val"].tokens
-    assert targets[-1] == data.tokenizer.eot
-    text = data.tokenizer.decode_bytes(targets[targets != data.tokenizer.eot].tolist())
-    assert len(text) == data.prepared.counts["val"].scored_bytes
-
-
 def test_a_prepared_folder_is_a_corpus_and_its_vocabulary_is_checked(novel):
     data = data_of(novel)
     again = data_of(str(data.prepared.folder))

@@ -200,14 +200,6 @@ def test_bad_rows_are_left_out_of_prepared_data(bad_rows):
     assert Prepared(folder).counts["train"].documents == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("b.csv", "id,text\n1,x\n2,y,more\n3,z\n"), ("c.json", '[{"text": "x"}, 7, {"text": "z"}]')],
-)
-def test_a_bad_row_is_left_out_of_other_formats(tmp_path, name, content):
-    assert documents(write(tmp_path / name, content), skip_bad_rows=1) == ["x", "z"]
-
-
 @pytest.mark.parametrize(("name", "place"), [("a.jsonl", "line"), ("a.parquet", "row")])
 def test_a_bad_row_is_named_by_its_place_where_parts_of_a_file_are_read(tmp_path, name, place):
     """As an editor counts it, whatever was read before."""

@@ -51,20 +51,20 @@ def test_few_large_documents_and_many_small_ones(tmp_path, size, documents):
     text = prose(size)
     step = size // documents
     rows = [text[i * step : (i + 1) * step] for i in range(documents)]
-    found = divided(tmp_path / "a.jsonl", rows)
-    pieces = list(found.pieces())
+    corpus = divided(tmp_path / "a.jsonl", rows)
+    pieces = list(corpus.pieces())
     assert text_of(pieces) == "".join(rows)
     val = len(text_of(pieces, "val"))
-    assert found.size == step * documents
-    assert val == found.rule.share * found.size
-    assert 0.5 * held_out_bytes(found.size) < val <= 0.1 * size
+    assert corpus.size == step * documents
+    assert val == corpus.rule.share * corpus.size
+    assert 0.5 * held_out_bytes(corpus.size) < val <= 0.1 * size
     # A part of a document is one there: what stood on both sides of a hole is not joined.
     runs = [list(run) for _, run in groupby(pieces, key=lambda piece: piece.split)]
     assert all(first.first for first, *_ in runs)
     assert sum(piece.first for piece in pieces) <= documents + len(runs)
     if size >= 200_000:
-        assert val > 0.9 * held_out_bytes(found.size)
-        assert val / found.rule.longest >= 0.9 * 20
+        assert val > 0.9 * held_out_bytes(corpus.size)
+        assert val / corpus.rule.longest >= 0.9 * 20
         places = [place / len(pieces) for place, piece in enumerate(pieces) if piece.split == "val"]
         assert min(places) < 0.25 < 0.75 < max(places)
 
@@ -116,10 +116,10 @@ def small(monkeypatch):
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_a_large_text_is_sampled_from_all_of_it(tmp_path, small, name):
     rows = [f"{i:04} {prose(700, i)}" for i in range(2000)]
-    found = divided(tmp_path / name, rows if name == "a.jsonl" else "\n".join(rows))
-    whole, sample = list(found.pieces()), list(found.sample())
+    corpus = divided(tmp_path / name, rows if name == "a.jsonl" else "\n".join(rows))
+    whole, sample = list(corpus.pieces()), list(corpus.sample())
     assert 0.8 < len(text_of(sample)) / 300_000 < 1.2
-    assert 0.7 < len(text_of(whole, "val")) / held_out_bytes(found.size) < 1.3
+    assert 0.7 < len(text_of(whole, "val")) / held_out_bytes(corpus.size) < 1.3
     taken = [piece.text.strip() for piece in sample if piece.split == "train"]
     train = text_of(whole, "train")
     assert all(any(line in train for line in each.split("\n")) for each in taken)
@@ -142,10 +142,10 @@ def test_most_bytes_draws_parts_that_more_of_them_contain(tmp_path, small, name)
     write(tmp_path / name, "".join(rows)) if name == "a.txt" else write_texts(tmp_path / name, rows)
 
     def drawn(most: int) -> str:
-        found = divide_corpus(find_corpus(str(tmp_path / name)), most_bytes=most)
-        text = text_of(found.pieces())
-        assert found.is_whole == (most > 10**6)
-        assert found.size == pytest.approx(len(text), rel=0.15 if found.is_whole else 0)
+        corpus = divide_corpus(find_corpus(str(tmp_path / name)), most_bytes=most)
+        text = text_of(corpus.pieces())
+        assert corpus.is_whole == (most > 10**6)
+        assert corpus.size == pytest.approx(len(text), rel=0.15 if corpus.is_whole else 0)
         return text
 
     assert drawn(10**9) == "".join(rows)
@@ -162,9 +162,9 @@ def test_a_sparse_file_of_gigabytes_is_read_where_it_is_drawn(tmp_path):
     with path.open("wb") as file:
         file.write(b"words\n" * 2000)
         file.truncate(5 << 30)
-    found = divide_corpus(find_corpus(str(path)), most_bytes=4 << 20)
-    assert not found.is_whole
-    assert 14 * PART_BYTES <= len(text_of(found.pieces())) <= 18 * PART_BYTES
+    corpus = divide_corpus(find_corpus(str(path)), most_bytes=4 << 20)
+    assert not corpus.is_whole
+    assert 14 * PART_BYTES <= len(text_of(corpus.pieces())) <= 18 * PART_BYTES
 
 
 def test_compressed_text_is_read_from_its_beginning(tmp_path, small):
@@ -176,10 +176,3 @@ def test_compressed_text_is_read_from_its_beginning(tmp_path, small):
     part = divide_corpus(corpus, most_bytes=100_000)
     assert not part.is_whole and text.startswith(text_of(part.pieces()))
     assert 100_000 <= part.size == len(text_of(part.pieces())) < 110_000
-
-
-def test_tens_of_thousands_of_documents(tmp_path):
-    found = divided(tmp_path / "a.jsonl", [f"{i} is a number" for i in range(30_000)])
-    val = [piece for piece in found.pieces() if piece.split == "val"]
-    assert all(piece.first for piece in val)
-    assert len(text_of(val)) == pytest.approx(held_out_bytes(found.size), rel=0.01)

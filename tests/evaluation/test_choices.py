@@ -14,7 +14,7 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.errors import InputError
 from gpt.evaluation.choices import log_probabilities, read_examples, score_choices
-from gpt.text.template import DEFAULT_TEMPLATE, Template
+from gpt.text.template import DEFAULT_TEMPLATE
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 LABELS = ["bad", "odd", "sad"]
@@ -31,18 +31,20 @@ def model(config):
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    def write(rows=ROWS, columns=("prompt", "completion")):
+def prepared_of(tmp_path):
+    """Prepares examples, or other columns."""
+
+    def prepare_rows(rows, columns=("prompt", "completion"), **options) -> Prepared:
         lines = [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
         (tmp_path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
-        return str(tmp_path / "rows.jsonl")
+        return Prepared(prepare(str(tmp_path / "rows.jsonl"), vocab_size=300, **options))
 
-    return write
+    return prepare_rows
 
 
-def prompt_of(text, template=DEFAULT_TEMPLATE):
+def prompt_of(text):
     """The ids that generation would read."""
-    return template.prompt(TOKENIZER, [{"role": "user", "content": text}])
+    return DEFAULT_TEMPLATE.prompt(TOKENIZER, [{"role": "user", "content": text}])
 
 
 @torch.no_grad()
@@ -53,74 +55,73 @@ def log_probability(model, prompt, label):
     return sum(scores[place - 1, ids[place]].item() for place in range(len(prompt), len(ids)))
 
 
-def test_each_choice_as_in_one_forward_pass(model, corpus):
-    prepared = Prepared(prepare(corpus(), vocab_size=300, val_fraction=0))
+def choices_of(labels):
+    return [(*TOKENIZER.encode(label), TOKENIZER.eot) for label in labels]
+
+
+def test_each_choice_as_in_one_forward_pass(model, prepared_of):
+    prepared = prepared_of(ROWS, val_fraction=0)
     expected = [[log_probability(model, prompt_of(text), label) for label in LABELS] for text, _ in ROWS]
-    choices = [(*TOKENIZER.encode(label), TOKENIZER.eot) for label in LABELS]
     prompts = [example.prompt for example in read_examples(prepared, "train")]
-    assert log_probabilities(model, prompts, choices) == pytest.approx(np.array(expected), abs=1e-3)
+    scores = log_probabilities(model, prompts, choices_of(LABELS))
+    assert scores == pytest.approx(np.array(expected), abs=1e-3)
     answers = [LABELS[row.index(max(row))] for row in expected]
     assert len(set(answers)) > 1  # the model's answer depends on the prompt
-    found = score_choices(model, prepared, "train")
-    right = [label == answer for (_, label), answer in zip(ROWS, answers, strict=True)]
-    assert found["accuracy"] == sum(right) / 12
-    assert found["accuracy_of_the_most_frequent_label"] == 5 / 12
-    assert found["labels"] == {
+    pairs = [(given, answer) for (_, given), answer in zip(ROWS, answers, strict=True)]
+    result = score_choices(model, prepared, "train")
+    assert result["accuracy"] == sum(given == answer for given, answer in pairs) / 12
+    assert result["accuracy_of_the_most_frequent_label"] == 5 / 12
+    assert result["labels"] == {
         label: {
-            "examples": [given for _, given in ROWS].count(label),
+            "examples": [given for given, _ in pairs].count(label),
             "predicted": answers.count(label),
-            "right": sum(hit for (_, given), hit in zip(ROWS, right, strict=True) if given == label),
+            "right": pairs.count((label, label)),
         }
         for label in LABELS
     }
 
 
-def test_a_uniform_model_takes_the_label_with_the_fewest_tokens(model, corpus):
+def test_a_uniform_model_takes_the_label_with_the_fewest_tokens(model, prepared_of):
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
-    choices = [(*TOKENIZER.encode(label), TOKENIZER.eot) for label in ("yes", "a")]
-    found = log_probabilities(model, [tuple(prompt_of("Well?"))], choices)
-    assert found[0] == pytest.approx([-len(choice) * math.log(300) for choice in choices])
-    prepared = Prepared(prepare(corpus([("a", "yes"), ("b", "a")]), vocab_size=300, val_fraction=0))
+    choices = choices_of(["yes", "a"])
+    scores = log_probabilities(model, [tuple(prompt_of("Well?"))], choices)
+    assert scores[0] == pytest.approx([-len(choice) * math.log(300) for choice in choices])
+    prepared = prepared_of([("a", "yes"), ("b", "a")], val_fraction=0)
     assert score_choices(model, prepared, "train")["labels"]["a"]["predicted"] == 2
 
 
 def test_a_long_prompt_loses_its_beginning(model, capsys):
     prompt = tuple(prompt_of("long " * 60))
-    choices = [(*TOKENIZER.encode(label), TOKENIZER.eot) for label in LABELS]
+    choices = choices_of(LABELS)
     longest = 97 - max(map(len, choices))
     expected = [log_probability(model, prompt[-longest:], label) for label in LABELS]
     assert log_probabilities(model, [prompt], choices)[0] == pytest.approx(expected, abs=1e-3)
     assert f"prompts longer than {longest} tokens lose their beginning, 1 of 1" in capsys.readouterr().err
 
 
-def test_the_command_scores_a_held_out_part_among_all_labels(model, corpus, tmp_path, capsys):
-    template = Template(user="Q {content}\n", assistant="A {content}")
+def test_the_command_scores_a_held_out_part_among_all_labels(model, prepared_of, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
-    path = corpus(ROWS * 5, ("title", "mood"))
-    options = ["--data", path, "--text_column", "title,mood", "--split", "val", "--val_fraction", "0.2"]
+    prepared = prepared_of(ROWS * 5, ("title", "mood"), val_fraction=0.2, text_column="title,mood")
+    data = str(tmp_path / "rows.jsonl")
+    options = ["--data", data, "--text_column", "title,mood", "--split", "val", "--val_fraction", "0.2"]
     assert main(["evaluate", "--checkpoint", str(tmp_path / "model"), "--choices", *options]) == 0
     printed = json.loads(capsys.readouterr().out)
-    prepared = Prepared(prepare(path, vocab_size=300, val_fraction=0.2, text_column="title,mood"))
-    assert printed == {"data": path, "split": "val"} | score_choices(model, prepared, "val")
+    assert printed == {"data": data, "split": "val"} | score_choices(model, prepared, "val")
     assert printed["examples"] == prepared.counts["val"].documents
     assert set(printed["labels"]) == set(LABELS)
-    own = Prepared(prepare(path, vocab_size=300, text_column="title,mood", template=template))
-    first = next(read_examples(own, "train"))
-    assert TOKENIZER.decode(list(first.prompt[1:])).startswith("Q film")
-    assert first.prompt in {tuple(prompt_of(text, template)) for text, _ in ROWS}
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "message"),
-    [
-        ([("a", "yes"), ("b", "yes")], ("prompt", "completion"), "2 to 1,000 different labels .* got 1"),
-        ([("a", "b")], ("text", "note"), "expected examples with a prompt and a label"),
-        ([("a", "no"), ("b", "long " * 60)], ("prompt", "completion"), "label is longer than .* 96 tokens"),
-    ],
-)
-def test_bad_input(rows, columns, message, model, corpus):
-    prepared = Prepared(prepare(corpus(rows, columns), vocab_size=300, val_fraction=0))
+BAD = {
+    "one label": ([("a", "yes"), ("b", "yes")], "prompt", "2 to 1,000 different labels .* got 1"),
+    "plain text": ([("a", "b")], "text", "expected examples with a prompt and a label"),
+    "a long label": ([("a", "no"), ("b", "long " * 60)], "prompt", "label is longer than .* 96 tokens"),
+}
+
+
+@pytest.mark.parametrize(("rows", "first", "message"), BAD.values(), ids=BAD)
+def test_bad_input(rows, first, message, model, prepared_of):
+    prepared = prepared_of(rows, (first, "completion"), val_fraction=0)
     with pytest.raises(InputError, match=message):
         score_choices(model, prepared, "train")
     with pytest.raises(InputError, match=r"has no examples|got plain text"):

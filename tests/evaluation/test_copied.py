@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from tiny_runs import fit
+from tiny_runs import TEXT, fit
 
 from gpt import Tokenizer
 from gpt.cli import main
@@ -20,13 +20,27 @@ from gpt.weights.load import load
 TOKENIZER = Tokenizer(vocab_size=257)
 
 
+def by_a_search(ids: list[int], text: list[int], least: int) -> list[list[int]]:
+    """Runs as long as they can be while every `least` of their ids in a row stand in the text."""
+    grams = [text[place : place + least] for place in range(len(text) - least + 1)]
+    runs: list[list[int]] = []
+    follows = False
+    for start in range(len(ids) - least + 1):
+        is_copied = ids[start : start + least] in grams
+        if is_copied and follows:
+            runs[-1][1] = start + least
+        elif is_copied:
+            runs.append([start, start + least])
+        follows = is_copied
+    return runs
+
+
 @pytest.mark.parametrize("least", [2, 3, 12])
 @pytest.mark.parametrize("alphabet", [3, 100])
 def test_the_runs_are_those_of_a_search(least, alphabet):
-    """Each is as long as it can be while every `least` of its ids in a row stand in the text."""
     drawn = random.Random(least * alphabet)
     text = [drawn.randrange(alphabet) for _ in range(150)]
-    grams = [text[place : place + least] for place in range(150 - least + 1)]
+    copied = Copied(np.array(text, np.uint16), TOKENIZER, least)
     lengths = set()
     for _ in range(8):
         ids: list[int] = []
@@ -34,15 +48,9 @@ def test_the_runs_are_those_of_a_search(least, alphabet):
             start = drawn.randrange(150)
             ids += text[start : start + drawn.randrange(20)]
             ids += [drawn.randrange(alphabet) for _ in range(drawn.randrange(4))]
-        expected, before = [], False
-        for start in range(len(ids) - least + 1):
-            if known := ids[start : start + least] in grams:
-                expected += [] if before else [[start, 0]]
-                expected[-1][1] = start + least
-            before = known
-        found = Copied(np.array(text, np.uint16), TOKENIZER, least).runs(ids)
-        assert found == expected
-        lengths |= {end - start for start, end in found}
+        runs = copied.runs(ids)
+        assert runs == by_a_search(ids, text, least)
+        lengths |= {end - start for start, end in runs}
     assert len(lengths) > 3
 
 
@@ -68,34 +76,37 @@ def test_marks_stand_between_characters_and_the_line_counts_tokens():
     assert copied.mark("something") == "something\n0 of 9 tokens are copied, the longest run 0"
 
 
-@pytest.mark.parametrize("examples", [False, True])
-def test_the_text_of_a_run_is_what_it_was_trained_on(workplace, examples):
-    corpus = "text.txt"
-    if examples:
-        corpus = "rows.jsonl"
-        rows = [f'{{"prompt": "say {k}", "completion": "it is number {k}"}}\n' for k in range(50)]
-        (workplace / corpus).write_text("".join(rows), encoding="utf-8")
-    options = ["--trainer.max_steps", "1", "--model.config.emb_dim", "32", "--model.config.num_layers", "1"]
-    options += ["--model.config.num_heads", "2"]
-    assert main(["fit", "--data.corpus", corpus, "--run", "mine", *options]) == 0
-    _, tokenizer = load("runs/mine")
-    ids = training_text(workplace / "runs" / "mine", tokenizer)
-    text = tokenizer.decode(ids.tolist())
-    assert ("### Instruction:\nsay " in text and "it is number 7" in text) if examples else len(text) > 1000
+def trained_on(corpus: str) -> tuple[Path, Tokenizer, list[int]]:
+    """A run, its tokenizer and the ids of its text."""
+    assert fit("--trainer.max_steps", "1", "--run", "mine", "--data.corpus", corpus) == 0
+    folder = Path("runs/mine").absolute()
+    tokenizer = load(folder)[1]
+    return folder, tokenizer, training_text(folder, tokenizer).tolist()
+
+
+def test_the_text_of_a_run_is_what_it_was_trained_on(workplace):
+    _, tokenizer, ids = trained_on("text.txt")
+    text = tokenizer.decode(ids).replace("<|endoftext|>", "")
+    assert len(text) > 1000 and text in TEXT
     with pytest.raises(InputError, match="not known"):
         training_text(None, tokenizer)
 
 
+def test_the_text_of_examples_is_their_prompts_and_completions(workplace):
+    rows = [f'{{"prompt": "say {k}", "completion": "it is number {k}"}}\n' for k in range(50)]
+    (workplace / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
+    _, tokenizer, ids = trained_on("rows.jsonl")
+    text = tokenizer.decode(ids)
+    assert "### Instruction:\nsay " in text and "it is number 7" in text
+
+
 @pytest.fixture
 def run(workplace, monkeypatch) -> tuple[Path, Tokenizer, list[int]]:
-    """A run, its tokenizer and the ids of its text, which the cache of a test of its own holds no more."""
+    """A run whose prepared text the cache holds no more."""
     monkeypatch.setenv("GPT_CACHE", str(workplace / "cache"))
-    assert fit("--trainer.max_steps", "1", "--run", "mine") == 0
-    folder = workplace / "runs" / "mine"
-    tokenizer = load(folder)[1]
-    ids = training_text(folder, tokenizer).tolist()
+    result = trained_on("text.txt")
     shutil.rmtree(workplace / "cache")
-    return folder, tokenizer, ids
+    return result
 
 
 def name_corpus(run: Path, corpus: str) -> None:

@@ -9,24 +9,26 @@ from torch.nn import functional as F
 
 from gpt import GPT, Tokenizer
 from gpt.cli import main
+from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared, Stream
+from gpt.data.shards import Stream
 from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
-def total_nats(model, stream, tokenizer):
-    prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=tokenizer)
-    return sum(float(nats.sum()) for nats, _ in score_windows(model, prepared, "val"))
+def window_nats(model, stream, most=10**9) -> np.ndarray:
+    """The nats of each window of a stream."""
+    prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=TOKENIZER)
+    return np.concatenate([nats for nats, _ in score_windows(model, prepared, "val", most)])
 
 
 def test_windows_of_padding_alone_do_not_count():
     nats, sizes = np.array([9.0, 7.0, 8.0]), np.array([30, 40, 20])
-    found = bits_per_byte(nats, sizes)
-    assert found[1] == pytest.approx(0.0912, abs=1e-4)  # by hand
-    assert bits_per_byte(np.append(nats, [0.0] * 9), np.append(sizes, [0] * 9)) == found
+    result = bits_per_byte(nats, sizes)
+    assert result[1] == pytest.approx(0.0912, abs=1e-4)  # by hand
+    assert bits_per_byte(np.append(nats, [0.0] * 9), np.append(sizes, [0] * 9)) == result
     assert bits_per_byte(np.array([9.0, 0.0]), np.array([30, 0]))[1] == math.inf
 
 
@@ -78,26 +80,22 @@ def test_every_token_once_with_the_context_of_its_window(length, model, stream_o
     expected = 0.0
     for target in range(length):
         expected += nats_after(model, [299, *ids][target // 16 * 16 : target + 1], ids[target])
-    assert total_nats(model, stream_of(ids), TOKENIZER) == pytest.approx(expected, rel=1e-5)
+    assert window_nats(model, stream_of(ids)).sum() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_split_is_scored_as_validation_scores_it(model, text_file):
-    from gpt.data.module import TokenData
-
     data = TokenData(str(text_file), vocab_size=300, context_length=16, batch_size=4)
-    nats = targets = 0.0
+    nats = 0.0
     with torch.no_grad():
         for x, y in data.val_dataloader():
             nats += F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").item()
-            targets += int((y != -100).sum())
+    counts = data.prepared.counts["val"]
     folder = prepare(str(text_file), vocab_size=300)
     for source, split in ((str(text_file), "val"), (str(folder), None)):
         result = score_text(model, TOKENIZER, source, split)
-        assert result["tokens"] == targets == Prepared(folder).counts["val"].tokens
-        assert result["nats_per_token"] == pytest.approx(nats / targets, rel=1e-5)
-        assert result["bits_per_byte"] == pytest.approx(
-            nats / math.log(2) / data.prepared.counts["val"].scored_bytes, rel=1e-5
-        )
+        assert result["tokens"] == counts.tokens
+        assert result["nats_per_token"] == pytest.approx(nats / counts.tokens, rel=1e-5)
+        assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / counts.scored_bytes, rel=1e-5)
 
 
 def test_the_command(model, text_file, tmp_path, capsys):
@@ -110,26 +108,25 @@ def test_the_command(model, text_file, tmp_path, capsys):
     assert printed["perplexity"] == pytest.approx(math.exp(printed["nats_per_token"]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--data"),
-        (["--data", "nowhere"], "no corpus 'nowhere'"),
-        (["--data", "EMPTY"], "is empty"),
-        (["--data", "TRAIN"], "has no text to score in its split val"),
-        (["--data", "OWN"], "was prepared with vocab_size 300, not 300, or with another vocabulary"),
-    ],
-)
-def test_bad_input_is_one_line(options, message, model, text_file, tmp_path, capsys):
-    model.save_pretrained(tmp_path / "model")
-    files = {"TEXT": text_file, "EMPTY": tmp_path / "empty.txt"}
-    files["EMPTY"].touch()
-    words = tmp_path / "words.txt"
-    words.write_text("".join(f"{i * i} abc def ghi, " for i in range(600)), encoding="utf-8")
-    files["OWN"] = prepare(str(words), tmp_path / "own", vocabulary="learn:300")
-    files["TRAIN"] = prepare(str(text_file), tmp_path / "train", vocab_size=300, val_fraction=0.0)
-    options = [str(files.get(option, option)) for option in options]
-    assert main(["evaluate", "--checkpoint", str(tmp_path / "model"), *options]) == 2
+BAD = {
+    "no text": ([], "--data"),
+    "no such text": (["--data", "nowhere"], "no corpus 'nowhere'"),
+    "nothing held out": (["--data", "train"], "has no text to score in its split val"),
+    "another vocabulary": (
+        ["--data", "own"],
+        "was prepared with vocab_size 300, not 300, or with another vocabulary",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line(options, message, model, workplace, capsys):
+    model.save_pretrained("model")
+    words = "".join(f"{i * i} abc def ghi, " for i in range(600))
+    (workplace / "words.txt").write_text(words, encoding="utf-8")
+    prepare("words.txt", "own", vocabulary="learn:300")
+    prepare("words.txt", "train", vocab_size=300, val_fraction=0.0)
+    assert main(["evaluate", "--checkpoint", "model", *options]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("gpt evaluate: ") and message in last
 
@@ -137,9 +134,6 @@ def test_bad_input_is_one_line(options, message, model, text_file, tmp_path, cap
 def test_a_sample_has_windows_from_all_of_a_split(model, stream_of):
     """Each is scored as it is among all of them; of 96 tokens in windows of 16, every third, for 32."""
     stream = stream_of(list(range(1, 97)))
-    prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=TOKENIZER)
-    everything, some = (
-        np.concatenate([nats for nats, _ in score_windows(model, prepared, "val", most)]) for most in (96, 32)
-    )
+    everything = window_nats(model, stream)
     assert len(everything) == 6
-    assert some == pytest.approx(everything[::3])
+    assert window_nats(model, stream, most=32) == pytest.approx(everything[::3])

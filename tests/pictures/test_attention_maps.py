@@ -95,10 +95,3 @@ def test_bad_input_writes_nothing(loaded, tmp_path: Path, changes: dict[str, str
     with pytest.raises(InputError, match=message):
         attention_maps(**{"text": TEXT, "output": tmp_path / "maps", **changes})
     assert not (tmp_path / "maps").exists()
-
-
-def test_a_folder_with_files_is_refused(loaded, tmp_path: Path) -> None:
-    (tmp_path / "mine.png").write_bytes(b"mine")
-    with pytest.raises(InputError, match="exists already"):
-        attention_maps("run", TEXT, output=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]

@@ -25,10 +25,10 @@ def test_the_replies_alone_are_scored():
 
 def test_a_prompt_is_encoded_part_by_part_and_its_text_is_plain():
     eot = TOKENIZER.eot
-    found = PLAIN.prompt(TOKENIZER, said("a", "b", "<|endoftext|>"))
+    ids = PLAIN.prompt(TOKENIZER, said("a", "b", "<|endoftext|>"))
     expected = [eot, *TOKENIZER.encode("Ua:A"), *TOKENIZER.encode("b"), eot]
-    assert found == [*expected, *TOKENIZER.encode("U<|endoftext|>:A")]
-    assert found.count(eot) == 2
+    assert ids == [*expected, *TOKENIZER.encode("U<|endoftext|>:A")]
+    assert ids.count(eot) == 2
 
 
 HARD = Template(system="S'\n{content}\"é🤖", user="{{ 7 * 7 }}{content}\\", assistant="{% x %}\n{content}")
@@ -46,42 +46,44 @@ def test_jinja_renders_the_same_text(template):
     assert compiled.render(messages=messages) == prompt.removesuffix(reply)
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        ({"user": "no place"}, "user must be a text with one {content}"),
-        ({"user": "{content}{content}"}, "one {content}"),
-        ({"system": "{content}" + "x" * 5000}, "system must be"),
-        ({"assistant": "{content}\n"}, "the assistant's at its end, got"),
-    ],
-)
-def test_a_template_that_cannot_be_used(texts, said):
+BAD_TEMPLATES = {
+    "no place": ({"user": "no place"}, "user must be a text with one {content}"),
+    "two places": ({"user": "{content}{content}"}, "one {content}"),
+    "a long text": ({"system": "{content}" + "x" * 5000}, "system must be"),
+    "an end after the reply": ({"assistant": "{content}\n"}, "the assistant's at its end, got"),
+}
+
+
+@pytest.mark.parametrize(("texts", "message"), BAD_TEMPLATES.values(), ids=BAD_TEMPLATES)
+def test_a_template_that_cannot_be_used(texts, message):
     with pytest.raises(InputError) as error:
         Template(**texts)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize("saved", [[], "x", {"user": "{content}"}, {"__class__": "x"}, {"system": 1}])
+@pytest.mark.parametrize("saved", [[], {"user": "{content}"}, {"__class__": "x"}, {"system": 1}], ids=str)
 def test_a_saved_template_that_is_none(saved):
     with pytest.raises(InputError, match=r"expected (system, user, assistant, got|str)"):
         build(Template, saved)
 
 
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        ([], r"expected a list of messages, got \[\]"),
-        ("Hi", "expected a list of messages, got 'Hi'"),
-        (
-            [{"role": "tool", "content": "x"}],
-            "message 1 has the role 'tool', expected system, user, assistant",
-        ),
-        ([{"role": ["user"], "content": "x"}], r"message 1 has the role \['user'\]"),
-        ([*said("a"), {"role": "assistant", "content": None}], "message 2 has no text as its content"),
-        ([*said("a"), "b"], "message 2 has no text as its content, got 'b'"),
-        ([{"role": "__class__", "content": "x"}], "message 1 has the role '__class__'"),
-    ],
-)
+BAD_MESSAGES = {
+    "none": ([], r"expected a list of messages, got \[\]"),
+    "a text": ("Hi", "expected a list of messages, got 'Hi'"),
+    "another role": (
+        [{"role": "tool", "content": "x"}],
+        "message 1 has the role 'tool', expected system, user, assistant",
+    ),
+    "a list as a role": ([{"role": ["user"], "content": "x"}], r"message 1 has the role \['user'\]"),
+    "no content": (
+        [*said("a"), {"role": "assistant", "content": None}],
+        "message 2 has no text as its content",
+    ),
+    "no mapping": ([*said("a"), "b"], "message 2 has no text as its content, got 'b'"),
+}
+
+
+@pytest.mark.parametrize(("messages", "message"), BAD_MESSAGES.values(), ids=BAD_MESSAGES)
 def test_messages_that_are_none(messages, message):
     with pytest.raises(InputError, match=message):
         DEFAULT_TEMPLATE.parts(messages)

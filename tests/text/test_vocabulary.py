@@ -29,26 +29,20 @@ TEXT = "".join(f"{number} {text}" for number in range(60) for text in SAMPLES.va
 PROSE = " ".join(f"word{i * i % 7919} and" for i in range(4000))
 
 
-def learned(size=400):
-    return learn([TEXT], Learned(size))
-
-
-@pytest.fixture(scope="module", params=[400])
-def tokenizer(request):
-    return learned(request.param)
+TOKENIZER = learn([TEXT], Learned(400))
 
 
 @given(text=st.text(max_size=200) | st.text(alphabet=TEXT[:200] + " \n'", max_size=200))
 @example(text="<|endoftext|>")
 @settings(max_examples=150, deadline=None)
-def test_every_text_comes_back_and_the_library_has_the_same_ids(tokenizer, text):
+def test_every_text_comes_back_and_the_library_has_the_same_ids(text):
     import tokenizers
 
-    library = tokenizers.Tokenizer.from_str(json.dumps(to_json(tokenizer.tokens)))
+    library = tokenizers.Tokenizer.from_str(json.dumps(to_json(TOKENIZER.tokens)))
     library.encode_special_tokens = True  # read `<|endoftext|>` as text, as we do
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    assert max(ids, default=0) < tokenizer.eot
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert max(ids, default=0) < TOKENIZER.eot
     assert library.encode(text, add_special_tokens=False).ids == ids
     assert library.decode(ids) == text
 
@@ -74,56 +68,62 @@ def test_one_thread_and_two_learn_the_same_table(tmp_path):
     assert len(found) == 1 and len(found.pop()) == 65
 
 
-def test_text_that_is_held_out_leaves_no_trace(tmp_path):
-    """In documents, in one text and in a sample of a large one, whatever stands there."""
-    for name, text in (("a.jsonl", [f"{i}: {PROSE[i * 100 :][:200]}" for i in range(200)]), ("a.txt", PROSE)):
-        tables = []
-        for _ in range(2):
-            lines = [json.dumps({"text": row}) for row in text] if name == "a.jsonl" else [text]
-            (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
-            prepared = Prepared(prepare(str(tmp_path / name), vocabulary="learn:400", val_fraction=0.2))
-            tables.append(prepared.tokenizer)
-            pieces = divide_corpus(find_corpus(str(tmp_path / name)), 0.2).pieces()
-            train = [piece.text for piece in pieces if piece.split == "train"]
-            assert tables[-1] == learn(train, Learned(400))
-            # Again without what is held out: nothing changes; with other text to train on it does.
-            text = [row for row in text if row in train] if name == "a.jsonl" else "".join(train)
-        assert learn(["zyx " * 900, *train], Learned(400)) != tables[0]
+def test_documents_that_are_held_out_leave_no_trace(tmp_path):
+    documents = [f"{i}: {PROSE[i * 100 :][:200]}" for i in range(200)]
+    check_no_trace(tmp_path / "a.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in documents))
 
 
-@pytest.mark.parametrize("text", ["ACGT" * 250_000, "a" * 200_000, "\u9053" * 100_000, "0" * 100_000])
+def test_a_part_of_a_text_that_is_held_out_leaves_no_trace(tmp_path):
+    check_no_trace(tmp_path / "a.txt", PROSE)
+
+
+def check_no_trace(path, text):
+    """A vocabulary is that of the text to train on alone, and other text to train on gives another."""
+    path.write_text(text, encoding="utf-8")
+    tokenizer = Prepared(prepare(str(path), vocabulary="learn:400", val_fraction=0.2)).tokenizer
+    pieces = divide_corpus(find_corpus(str(path)), 0.2).pieces()
+    train = [piece.text for piece in pieces if piece.split == "train"]
+    assert tokenizer == learn(train, Learned(400))
+    assert tokenizer != learn(["zyx " * 900, *train], Learned(400))
+
+
+ONE_WORD = {
+    "genes": "".join(random.Random(0).choices("ACGT", k=1_000_000)),
+    "letters": "a" * 200_000,
+    "three bytes": "\u9053" * 100_000,
+    "digits": "0" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", ONE_WORD.values(), ids=ONE_WORD)
 def test_a_text_of_one_word_is_learned_in_parts(text):
     """In time that grows with the text: in one word it took minutes."""
-    draw = random.Random(0)
-    text = "".join(draw.choices(text[:4], k=len(text))) if text[0] == "A" else text
     tokenizer = learn([text], Learned(1024))
     assert max(map(len, tokenizer.tokens)) <= 128
     assert tokenizer.decode(tokenizer.encode(text[:5000])) == text[:5000]
 
 
+def data_of(path, **options) -> TokenData:
+    return TokenData(str(path), context_length=4, **options)
+
+
 def test_it_travels_with_the_prepared_data(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     folder = prepare(str(tmp_path / "a.txt"), vocabulary="learn:400")
-    assert prepare(str(tmp_path / "a.txt"), vocabulary="learn:400") == folder
     assert prepare(str(tmp_path / "a.txt"), vocabulary="learn:401") != folder
-    data = TokenData(str(folder), vocabulary="learn", context_length=16)
-    assert (data.tokenizer.name, data.tokenizer.n_vocab) == ("own", 400)
-    assert TokenData(str(folder), context_length=16, vocabulary="learn:400").tokenizer == data.tokenizer
+    tokenizer = data_of(folder, vocabulary="learn").tokenizer
+    assert (tokenizer.name, tokenizer.n_vocab) == ("own", 400)
+    assert data_of(folder, vocabulary="learn:400").tokenizer == tokenizer
     for wrong in ("gpt2:500", "gpt2:400"):
         with pytest.raises(InputError, match="was prepared with vocab_size 400"):
-            _ = TokenData(str(folder), vocabulary=wrong).prepared
+            _ = data_of(folder, vocabulary=wrong).prepared
 
 
 def test_at_most_as_many_as_the_text_supports(tmp_path):
     (tmp_path / "a.txt").write_text("a short text, a short text\n", encoding="utf-8")
-    few = TokenData(str(tmp_path / "a.txt"), vocabulary="learn", vocab_size=5000, context_length=4).tokenizer
+    few = data_of(tmp_path / "a.txt", vocabulary="learn", vocab_size=5000).tokenizer
     assert 257 < few.n_vocab < 280
     assert few.decode(few.encode("a short text")) == "a short text"
-    (tmp_path / "b.txt").write_text(TEXT, encoding="utf-8")
-    enough = TokenData(
-        str(tmp_path / "b.txt"), vocabulary="learn", vocab_size=300, context_length=4
-    ).tokenizer
-    assert enough == TokenData(str(tmp_path / "b.txt"), vocabulary="learn:300", context_length=4).tokenizer
 
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -139,23 +139,25 @@ def test_a_smaller_vocabulary_is_the_beginning_of_a_larger_one():
 def test_names():
     assert find_vocabulary(None, 2048) == find_vocabulary("gpt2:2048", 1) == Tokenizer("gpt2", 2048)
     assert find_vocabulary("gpt2", 1) == Tokenizer()
-    assert find_vocabulary("learn:300", 1) == Learned(300)
-    assert find_vocabulary("learn", 300) == Learned(300)
-    for name, message in (
-        *(
-            (name, "unknown vocabulary .*expected gpt2, gpt2:SIZE")
-            for name in ("gpt3", "learn:many", "gpt2:")
-        ),
+    assert find_vocabulary("learn:300", 1) == find_vocabulary("learn", 300) == Learned(300)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt3", "unknown vocabulary .*expected gpt2, gpt2:SIZE"),
+        ("learn:many", "unknown vocabulary"),
+        ("gpt2:", "unknown vocabulary"),
         ("learn:" + "9" * 5000, "unknown vocabulary"),
         ("learn:256", "vocab_size must be 257 to 63488, got 256"),
         ("learn:63489", "vocab_size must be 257 to 63488, got 63489"),
         ("gpt2:99999", "50257, got 99999"),
-    ):
-        with pytest.raises(InputError, match=message):
-            find_vocabulary(name, 1)
-
-
-BYTES = [bytes([byte]) for byte in range(256)]
+    ],
+    ids=lambda value: value[:20],
+)
+def test_names_that_are_none(name, message):
+    with pytest.raises(InputError, match=message):
+        find_vocabulary(name, 1)
 
 
 def edited(tokens, model=None, **changes):
@@ -164,28 +166,33 @@ def edited(tokens, model=None, **changes):
     return json.dumps(saved)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (edited(BYTES[:-1]), "lacks the byte 255"),
-        (edited([*BYTES, b"abc"]), "merges do not make its tokens"),
-        (edited([*BYTES, b"ab"]), "merges do not make its tokens"),
-        (edited([*BYTES, *(b"%01000d" % number for number in range(300))]), "too many long tokens"),
-        (edited([b"a" * 500_000]), "lacks the byte 0"),
-        (edited(BYTES, {"vocab": {"a": 7}}), "not numbered from 0 on"),
-        (edited(BYTES, {"type": "WordPiece", "merges": None}), "no tokenizer.json"),
-        (edited(BYTES, {"byte_fallback": True}), "would not come back"),
-        (edited(BYTES, normalizer={"type": "NFC"}), "would not come back"),
-        (edited(BYTES, pre_tokenizer={"type": "Whitespace"}), "other words than GPT-2"),
-        (edited(BYTES, pre_tokenizer={"pretokenizers": []}), "other words than GPT-2"),
-        (edited(BYTES, pre_tokenizer={"type": "ByteLevel", "use_regex": False}), "other words than GPT-2"),
-        (edited(BYTES, pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True}), "other words"),
-        ("\n\x0e\n\x05<unk>", "no tokenizer.json"),
-        ('{"model": 1}', "no tokenizer.json"),
-        ('{"model": ' + "[" * 200_000, "nested too deeply"),
-    ],
-    ids=lambda value: value if len(value) < 99 else "-",
-)
+LONG = [b"%01000d" % number for number in range(300)]
+BAD_TABLES = {
+    "a byte less": (edited(BYTES[:-1]), "lacks the byte 255"),
+    "one long token": (edited([b"a" * 500_000]), "lacks the byte 0"),
+    "a token without a merge": (edited([*BYTES, b"abc"]), "merges do not make its tokens"),
+    "no merges": (edited([*BYTES, b"ab"]), "merges do not make its tokens"),
+    "long tokens": (edited([*BYTES, *LONG]), "too many long tokens"),
+    "another number": (edited(BYTES, {"vocab": {"a": 7}}), "not numbered from 0 on"),
+    "another model": (edited(BYTES, {"type": "WordPiece", "merges": None}), "no tokenizer.json"),
+    "bytes for the unknown": (edited(BYTES, {"byte_fallback": True}), "would not come back"),
+    "a normalizer": (edited(BYTES, normalizer={"type": "NFC"}), "would not come back"),
+    "other words": (edited(BYTES, pre_tokenizer={"type": "Whitespace"}), "other words than GPT-2"),
+    "no words": (
+        edited(BYTES, pre_tokenizer={"type": "ByteLevel", "use_regex": False}),
+        "other words than GPT-2",
+    ),
+    "a space before": (
+        edited(BYTES, pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True}),
+        "other words than GPT-2",
+    ),
+    "SentencePiece": ("\n\x0e\n\x05<unk>", "no tokenizer.json"),
+    "another JSON": ('{"model": 1}', "no tokenizer.json"),
+    "deep": ('{"model": ' + "[" * 200_000, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
 def test_tables_with_errors_are_refused(tmp_path, content, message):
     """In a time that grows with the file."""
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
@@ -193,13 +200,18 @@ def test_tables_with_errors_are_refused(tmp_path, content, message):
         find_vocabulary(str(tmp_path / "tokenizer.json"), 1)
 
 
-def test_a_file_of_ones_own(tmp_path, tokenizer, monkeypatch):
+@pytest.mark.parametrize("own", [TOKENIZER, Tokenizer("gpt2", 500)], ids=["own", "gpt2"])
+def test_a_file_of_ones_own(tmp_path, own):
     path = tmp_path / "tokenizer.json"
-    for one in (tokenizer, Tokenizer("gpt2", 500)):
-        path.write_text(json.dumps(to_json(one.tokens)), encoding="utf-8")
-        assert find_vocabulary(str(path), 1) == one == Tokenizer.from_dict(one.to_dict())
-    monkeypatch.setattr("gpt.text.table._LARGEST_FILE", 1000)
-    with pytest.raises(InputError, match="has more than 1,000 bytes"):
+    path.write_text(json.dumps(to_json(own.tokens)), encoding="utf-8")
+    assert find_vocabulary(str(path), 1) == own == Tokenizer.from_dict(own.to_dict())
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(InputError, match=r"has more than [\d,]+ bytes"):
         find_vocabulary(str(path), 1)
 
 

@@ -16,17 +16,21 @@ def test_a_state_dict_in_and_out(qkv_bias, tied, tokens, tmp_path):
     (tmp_path / "config.json").write_text('{"n_heads": 3}', encoding="utf-8")
     for saved in (state, {"model_state_dict": state, "optimizer_state_dict": {}}):
         torch.save(saved, tmp_path / "model.pth")
-        found = read_weights(tmp_path / "model.pth")
-        assert (found.format, found.config.tie_embeddings, found.config.qkv_bias) == ("book", tied, qkv_bias)
-        ours = GPT.from_weights(found.config, found.weights)
+        stored = read_weights(tmp_path / "model.pth")
+        assert (stored.format, stored.config.tie_embeddings, stored.config.qkv_bias) == (
+            "book",
+            tied,
+            qkv_bias,
+        )
+        ours = GPT.from_weights(stored.config, stored.weights)
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
-    write_export(found, tmp_path / "out", "book")
+    write_export(stored, tmp_path / "out", "book")
     exported = torch.load(tmp_path / "out" / "model.pth", weights_only=True)
     assert exported.keys() == state.keys()
     for name, tensor in state.items():
         assert torch.equal(exported[name], tensor), name
     for path in (tmp_path / "out", tmp_path / "out" / "model.pth"):
-        assert read_weights(path).config == found.config
+        assert read_weights(path).config == stored.config
 
 
 def test_heads_are_known_for_gpt2s_widths_and_asked_for_otherwise(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from gpt.weights.checkpoint import (
 from gpt.weights.checkpoint import write as write_checkpoint
 from gpt.weights.load import find
 
+MODEL = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
+
 
 @pytest.fixture
 def save(tmp_path, monkeypatch):
@@ -31,9 +34,8 @@ def save(tmp_path, monkeypatch):
         path = Path("runs") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         run = RunPart(**{"saved_at": float(next(clock)), "step": 1, "total": 1} | order)
-        empty = dict.fromkeys(("tokenizer", "template", "adapters"))
         with path.open("wb") as file:
-            write_checkpoint(file, {"w": torch.zeros(1)}, ModelPart(config={}, **empty), run)
+            write_checkpoint(file, {"w": torch.zeros(1)}, MODEL, run)
         os.utime(path, (0, 0))
         return path
 
@@ -77,8 +79,7 @@ def checkpoint(tmp_path) -> Path:
     path = tmp_path / "last.safetensors"
     tensors = {WEIGHT: torch.full((4,), 1.5), MOMENT: torch.full((4,), 2.5)}
     with path.open("wb") as file:
-        model = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
-        write_checkpoint(file, tensors, model, RunPart(step=1, total=1))
+        write_checkpoint(file, tensors, MODEL, RunPart(step=1, total=1))
     return path
 
 
@@ -106,26 +107,26 @@ def test_a_damaged_moment_is_refused_only_where_the_run_would_continue_with_it(c
         read(checkpoint)
 
 
+def edit_header(path: Path, change: Callable[[dict[str, str]], object]) -> None:
+    """Change the texts in the header, and leave the checksum as it is."""
+    written = path.read_bytes()
+    end = 8 + int.from_bytes(written[:8], "little")
+    header = json.loads(written[8:end])
+    change(header["__metadata__"])
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + written[end:])
+
+
 @pytest.mark.parametrize("sums", ["[0,0]", "[]", "{", "[null,1]"])
 def test_other_sums_in_the_header_are_refused(checkpoint, sums):
-    written = checkpoint.read_bytes()
-    length = int.from_bytes(written[:8], "little")
-    header = json.loads(written[8 : 8 + length])
-    header["__metadata__"]["sums"] = sums
-    text = json.dumps(header).encode()
-    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + written[8 + length :])
+    edit_header(checkpoint, lambda texts: texts.update(sums=sums))
     for reader in (read, read_model):
         with pytest.raises(InputError, match="is damaged"):
             reader(checkpoint)
 
 
 def test_a_file_without_sums_as_earlier_versions_wrote_it_is_checked_as_a_whole(checkpoint):
-    written = checkpoint.read_bytes()
-    length = int.from_bytes(written[:8], "little")
-    header = json.loads(written[8 : 8 + length])
-    del header["__metadata__"]["sums"]
-    text = json.dumps(header).encode()
-    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + written[8 + length :])
+    edit_header(checkpoint, lambda texts: texts.pop("sums"))
     assert read(checkpoint).tensors.keys() == {WEIGHT, MOMENT}
     assert read_model(checkpoint).tensors.keys() == {WEIGHT}
     damage(checkpoint, 2.5)

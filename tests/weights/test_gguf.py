@@ -22,8 +22,8 @@ def test_the_file_read_back(more, config, tmp_path):
 
     model = GPT(type(config).from_dict({**config.to_dict(), "tie_embeddings": more, "qkv_bias": more}))
     torch.nn.init.normal_(model.blocks[0].attention.out_proj.bias)
-    found = StoredModel("gpt", model.config, model.state_dict())
-    write_export(found, tmp_path / "gguf", "gguf")
+    stored = StoredModel("gpt", model.config, model.state_dict())
+    write_export(stored, tmp_path / "gguf", "gguf")
     assert {file.name for file in (tmp_path / "gguf").iterdir()} == {"model.gguf", "Modelfile"}
     reader = gguf.GGUFReader(tmp_path / "gguf" / "model.gguf")
     value = {name: field.contents() for name, field in reader.fields.items()}
@@ -43,7 +43,7 @@ def test_the_file_read_back(more, config, tmp_path):
         "tokenizer.ggml.add_bos_token": False,
     }
     assert expected == {name: value[name] for name in expected}
-    write_export(found, tmp_path / "hf", "hf")
+    write_export(stored, tmp_path / "hf", "hf")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert value["tokenizer.ggml.tokens"] == theirs.convert_ids_to_tokens(range(300))
     assert len(value["tokenizer.ggml.merges"]) == 300 - 257
@@ -90,16 +90,16 @@ def test_the_modelfiles_template_gives_the_text_of_the_chat(template, config):
     go = text.split('"""')[1]
     words = {
         r"\{\{ range \.Messages \}\}": "{% for message in messages %}",
-        r'\{\{ (?:(else )?if) eq \.Role ("\w+") \}\}': lambda found: (
-            f"{{% {'elif' if found[1] else 'if'} message.role == {found[2]} %}}"
+        r'\{\{ (?:(else )?if) eq \.Role ("\w+") \}\}': lambda match: (
+            f"{{% {'elif' if match[1] else 'if'} message.role == {match[2]} %}}"
         ),
         r"\{\{ \.Content \}\}": "{{ message.content }}",
         r"\{\{ end \}\}\{\{ end \}\}": "{% endif %}{% endfor %}",
     }
     constants: list[str] = []
 
-    def hidden(found: re.Match[str]) -> str:
-        constants.append(json.loads(found[1]))
+    def hidden(match: re.Match[str]) -> str:
+        constants.append(json.loads(match[1]))
         return f"{{{{ constants[{len(constants) - 1}] }}}}"
 
     jinja = re.sub(r'\{\{ ("(?:[^"\\]|\\.)*") \}\}', hidden, go)
@@ -107,9 +107,9 @@ def test_the_modelfiles_template_gives_the_text_of_the_chat(template, config):
         jinja = re.sub(word, ours, jinja)
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": role, "content": f"{role} {{{{ 1 }}}}"} for role in roles]
-    found = jinja2.Template(jinja, keep_trailing_newline=True).render(messages=messages, constants=constants)
+    text = jinja2.Template(jinja, keep_trailing_newline=True).render(messages=messages, constants=constants)
     tokenizer = Tokenizer("gpt2", vocab_size=300)
-    assert found == tokenizer.decode(template.prompt(tokenizer, messages))
+    assert text == tokenizer.decode(template.prompt(tokenizer, messages))
 
 
 def test_the_modelfile_says_where_a_text_ends_and_how_it_is_drawn(config):

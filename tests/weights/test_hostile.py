@@ -3,21 +3,23 @@
 import io
 import json
 import struct
-import time
 import zipfile
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from other_programs import book_state, huggingface_model, nanogpt_checkpoint
+from rewritten import rewritten
 from safetensors.torch import save_file
 from tiny_runs import fit
 
 from gpt import GPT, GPTConfig
 from gpt.cli import main
 from gpt.errors import InputError
-from gpt.weights.checkpoint import read, write
+from gpt.weights.checkpoint import read
+
+pytestmark = pytest.mark.timeout(60)  # each takes less than a second, and would take hours or forever
 
 HUGE = 1 << 28
 GPT2 = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 24, "n_embd": 48, "n_head": 3, "n_layer": 2}
@@ -41,19 +43,18 @@ def peak_bytes() -> int:
 
 @pytest.fixture
 def refused(tmp_path):
-    """Check that a path is refused in one line, within 5 seconds of computing and 100 MB."""
+    """Check that a path is refused in one line and within 100 MB."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("reads the peak memory from Linux")
 
     def check(path: Path, match: str | None = None) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak is the current memory
-        before, start = peak_bytes(), time.process_time()
+        before = peak_bytes()
         with pytest.raises(InputError, match=match) as raised:
             GPT.from_pretrained(path)
         assert "\n" not in str(raised.value)
-        assert time.process_time() - start < 5
         assert peak_bytes() - before < 100e6
 
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("reads the peak memory from Linux")
     return check
 
 
@@ -71,11 +72,8 @@ def folder(path: Path, config: dict) -> Path:
 
 CONFIGURATIONS = {
     "many layers": {**GPT2, "n_layer": HUGE},
-    "many tokens": {**GPT2, "vocab_size": HUGE},
     "no heads": {**GPT2, "n_head": 0},
-    "a text": {**GPT2, "n_layer": "3"},
     "true": {**GPT2, "n_layer": True},
-    "a list": {**GPT2, "n_layer": [2]},
     "400 digits": {**GPT2, "n_layer": 10**400},
     "no number": {**GPT2, "n_layer": float("nan")},
     "a huge model of this program": {**OWN, "context_length": HUGE, "vocab_size": HUGE, "emb_dim": HUGE},
@@ -89,7 +87,6 @@ def test_a_configuration_that_claims_a_huge_model_or_wrong_types(config, refused
 
 NO_CONFIGURATIONS = {
     "nested lists": "[" * 100_000,
-    "nested mappings": '{"a":' * 100_000,
     "a long number": "1" * 10_000,
     "a list": "[]",
     "another mapping": '{"n_heads": 1}',
@@ -112,21 +109,18 @@ def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
     refused(tmp_path, "mask")
 
 
-@pytest.mark.parametrize(
-    "command", [("fit", "--resume"), ("validate", "--ckpt_path"), ("generate", "--checkpoint")]
-)
-def test_a_checkpoint_whose_mask_is_larger_than_its_weights(command, workplace, capsys):
+def test_a_checkpoint_whose_mask_is_larger_than_its_weights(workplace, capsys):
     """200 KB that would take 20 times 900 MB, wherever they are read."""
     assert fit("--run", "mine", "--trainer.max_steps", "1", "--model.config.num_layers", "20") == 0
-    saved = read("runs/mine/checkpoints/last.safetensors")
-    path = Path("runs/mine/checkpoints/step-1.safetensors")
-    tensors = {**saved.tensors, "position_embedding.weight": torch.zeros(30_000, 32)}
-    part = replace(saved.model, config={**saved.model.config, "context_length": 30_000})
-    with path.open("wb") as file:
-        write(file, tensors, part, saved.run)
+    folder = Path("runs/mine/checkpoints")
+    config = {**read(folder / "last.safetensors").model.config, "context_length": 30_000}
+    positions = {"position_embedding.weight": torch.zeros(30_000, 32)}
+    path = folder / "step-1.safetensors"
+    rewritten(folder / "last.safetensors", path, model={"config": config}, tensors=positions)
     capsys.readouterr()
-    assert main([*command, str(path)]) == 2
-    assert "context_length 30000 needs a mask larger than the weights" in capsys.readouterr().err
+    for command in (["fit", "--resume"], ["validate", "--ckpt_path"], ["generate", "--checkpoint"]):
+        assert main([*command, str(path)]) == 2
+        assert "context_length 30000 needs a mask larger than the weights" in capsys.readouterr().err
 
 
 LYING_HEADERS = {
@@ -185,44 +179,39 @@ def test_a_thousand_layers_that_are_one(refused, tmp_path):
     refused(tmp_path, "its tensors are larger than the file")
 
 
-def members(path: Path) -> dict[str, bytes]:
-    """The files of an archive that torch.save writes."""
-    torch.save(book_state(huggingface_model()), path)
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+@pytest.fixture
+def archive(tmp_path) -> Callable[..., Path]:
+    """Writes the archive of torch.save again, with other bytes as its pickle; none with None."""
+
+    def rewrite(pickle: Callable[[bytes], bytes | None], method: int = zipfile.ZIP_STORED) -> Path:
+        path = tmp_path / "model.pth"
+        torch.save(book_state(huggingface_model()), path)
+        with zipfile.ZipFile(path) as old:
+            members = {name: old.read(name) for name in old.namelist()}
+        with zipfile.ZipFile(path, "w", method) as new:
+            for name, data in members.items():
+                kept = pickle(data) if name.endswith("data.pkl") else data
+                if kept is not None:
+                    new.writestr(name, kept)
+        return path
+
+    return rewrite
 
 
-def write_archive(path: Path, contents: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> None:
-    with zipfile.ZipFile(path, "w", method) as archive:
-        for name, data in contents.items():
-            archive.writestr(name, data)
+def test_an_archive_whose_pickle_is_compressed_to_a_thousandth(archive, refused):
+    refused(archive(lambda data: b"(" * 150_000_000, zipfile.ZIP_DEFLATED), "not a file of tensors")
 
 
-def test_an_archive_whose_pickle_is_compressed_to_a_thousandth(refused, tmp_path):
-    file = tmp_path / "model.pth"
-    contents = {
-        name: b"(" * 150_000_000 if name.endswith("data.pkl") else data
-        for name, data in members(file).items()
-    }
-    write_archive(file, contents, zipfile.ZIP_DEFLATED)
-    refused(file, "not a file of tensors")
+def test_an_archive_without_a_pickle(archive, refused):
+    refused(archive(lambda data: None), "not a file of tensors")
 
 
-def test_an_archive_without_a_pickle(refused, tmp_path):
-    file = tmp_path / "model.pth"
-    contents = {name: data for name, data in members(file).items() if not name.endswith("data.pkl")}
-    write_archive(file, contents)
-    refused(file, "not a file of tensors")
-
-
-def test_an_archive_that_claims_a_size(refused, tmp_path):
-    file = tmp_path / "model.pth"
-    write_archive(file, members(file))
-    data = bytearray(file.read_bytes())
-    size_of_first = data.index(b"PK\x01\x02") + 24  # in the central directory
-    data[size_of_first : size_of_first + 4] = struct.pack("<I", 0xFFFFFFF0)
-    file.write_bytes(data)
-    refused(file, "not a file of tensors")
+def test_an_archive_that_claims_a_size(archive, refused):
+    path = archive(lambda data: data)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(b"PK\x01\x02") + 24, 0xFFFFFFF0)  # in the central directory
+    path.write_bytes(data)
+    refused(path, "not a file of tensors")
 
 
 WRONG_CONTENTS = {
@@ -242,22 +231,25 @@ def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
     refused(tmp_path / "weights.pt")
 
 
-def test_the_commands_print_one_line_and_write_nothing(tmp_path, monkeypatch, text_file, capsys):
-    monkeypatch.chdir(tmp_path)
-    folder(tmp_path / "huge", {**GPT2, "n_layer": HUGE})
-    before = sorted(tmp_path.rglob("*"))
-    for command in (
-        ["import", "huge"],
-        ["export", "--checkpoint", "huge"],
-        ["generate", "--checkpoint", "huge"],
-        ["serve", "--checkpoint", "huge"],
-        ["evaluate", "--checkpoint", "huge", "--data", str(text_file)],
-        ["fit", "--model.init_from", "huge", "--data.corpus", str(text_file)],
-    ):
-        assert main(command) == 2, command
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and "huge: num_layers must be at most 10000" in error
-    assert sorted(tmp_path.rglob("*")) == before
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["import"],
+        ["export", "--checkpoint"],
+        ["generate", "--checkpoint"],
+        ["serve", "--checkpoint"],
+        ["evaluate", "--data", "text.txt", "--checkpoint"],
+        ["fit", "--data.corpus", "text.txt", "--model.init_from"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_commands_print_one_line_and_write_nothing(command, workplace, capsys):
+    folder(workplace / "huge", {**GPT2, "n_layer": HUGE})
+    before = sorted(workplace.rglob("*"))
+    assert main([*command, "huge"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "huge: num_layers must be at most 10000" in error
+    assert sorted(workplace.rglob("*")) == before
 
 
 def test_weights_come_without_drawing_random_numbers(model, tmp_path):

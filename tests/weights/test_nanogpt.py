@@ -33,12 +33,12 @@ def test_logits_of_an_imported_checkpoint(bias, theirs, tokens, tmp_path):
 def test_an_export_is_what_train_py_saves(theirs, tmp_path):
     theirs.save_pretrained(tmp_path / "hf")
     write_export(read_weights(tmp_path / "hf"), tmp_path / "nano", "nanogpt")
-    found = torch.load(tmp_path / "nano" / "ckpt.pt", weights_only=True)
+    exported = torch.load(tmp_path / "nano" / "ckpt.pt", weights_only=True)
     expected = nanogpt_checkpoint(theirs)
-    assert found["model_args"] == {**expected["model_args"], "dropout": 0.1}
-    assert found["model"].keys() == expected["model"].keys()
+    assert exported["model_args"] == {**expected["model_args"], "dropout": 0.1}
+    assert exported["model"].keys() == expected["model"].keys()
     for name, tensor in expected["model"].items():
-        assert torch.equal(found["model"][name], tensor), name
+        assert torch.equal(exported["model"][name], tensor), name
 
 
 def test_an_untied_head_is_refused(config, tmp_path):

@@ -53,17 +53,19 @@ def test_no_code_of_a_pickle_is_run(legacy, tmp_path, monkeypatch):
     assert Path("exploded").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "not a file of tensors"),
-        (b"junk" * 100, "not a file of tensors"),
-        (torch.zeros(3), "expected a dictionary of tensors"),
-        ({"a": 1}, "expected a dictionary of tensors"),
-        ({"weight": torch.zeros(3)}, "no checkpoint of gpt fit or nanoGPT, and no state dict of the book's"),
-        ({"model": {}, "model_args": 3}, "settings"),
-    ],
-)
+UNKNOWN = {
+    "empty": (b"", "not a file of tensors"),
+    "other bytes": (b"junk" * 100, "not a file of tensors"),
+    "a tensor": (torch.zeros(3), "expected a dictionary of tensors"),
+    "other names": (
+        {"weight": torch.zeros(3)},
+        "no checkpoint of gpt fit or nanoGPT, and no state dict of the book's",
+    ),
+    "no settings": ({"model": {}, "model_args": 3}, "settings"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), UNKNOWN.values(), ids=UNKNOWN)
 def test_an_unknown_file_is_one_line(content, message, tmp_path):
     file = tmp_path / "weights.pt"
     file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
@@ -80,16 +82,23 @@ def test_a_name_that_can_only_be_a_path_never_asks_the_network(name, tmp_path, m
         find(name)
 
 
+BYTES = [bytes([byte]) for byte in range(256)]
+
+
 def test_a_cropped_model_gives_the_logits_of_the_first_tokens(model, config, tokens):
-    tokenizer = Tokenizer("own", table=[*(bytes([byte]) for byte in range(256)), b"ab", b"cd", b"ef"])
-    found = StoredModel("gpt", config, model.state_dict(), tokenizer).cropped().with_positions(10)
-    cropped = GPT.from_weights(found.config, found.weights)
+    tokenizer = Tokenizer("own", table=[*BYTES, b"ab", b"cd", b"ef"])
+    stored = StoredModel("gpt", config, model.state_dict(), tokenizer).cropped().with_positions(10)
+    cropped = GPT.from_weights(stored.config, stored.weights)
     assert (cropped.config.vocab_size, cropped.config.context_length) == (260, 10)
     tokens = tokens[:, :10] % 260
     torch.testing.assert_close(cropped(tokens), model(tokens)[..., :260], atol=1e-5, rtol=0)
-    with pytest.raises(InputError, match="the tokenizer has 260 tokens, but the weights have 259 rows"):
-        small = GPT(replace(config, vocab_size=259))
-        StoredModel("gpt", small.config, small.state_dict(), tokenizer).cropped()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_weights_have_rows(config):
+    model = GPT(replace(config, vocab_size=256))
+    stored = StoredModel("gpt", model.config, model.state_dict(), Tokenizer("own", table=BYTES))
+    with pytest.raises(InputError, match="the tokenizer has 257 tokens, but the weights have 256 rows"):
+        stored.cropped()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -102,11 +111,8 @@ def test_more_positions_lie_on_lines_between_those_of_the_weights(dtype, config,
     after = longer.weights["position_embedding.weight"]
     torch.testing.assert_close(after[::2], before)
     torch.testing.assert_close(after[1::2], (before[1:] + before[:-1]) / 2)
-    others = {name: tensor for name, tensor in longer.weights.items() if name != "position_embedding.weight"}
-    assert all(tensor.data_ptr() == weights[name].data_ptr() for name, tensor in others.items())
-    assert (
-        GPT.from_weights(longer.config, longer.weights)(torch.zeros(1, 47, dtype=torch.long)).isfinite().all()
-    )
+    for name in longer.weights.keys() - {"position_embedding.weight"}:
+        assert longer.weights[name].data_ptr() == weights[name].data_ptr()
 
 
 def test_a_table_of_one_position_is_repeated(config, model):
@@ -129,16 +135,16 @@ def test_a_padded_vocabulary_is_exported_without_the_padding(tmp_path):
     torch.testing.assert_close(exported(tokens), padded(tokens)[..., :50257], atol=1e-5, rtol=0)
 
 
-def test_weights_that_are_missing_are_not_exported_as_zeros(model, tmp_path, capsys):
+@pytest.mark.parametrize("format", [*FORMATS, "gguf"])
+def test_weights_that_are_missing_are_not_exported_as_zeros(format, model, tmp_path, capsys):
     model.save_pretrained(tmp_path / "m")
     state = load_file(tmp_path / "m" / "model.safetensors")
     del state["blocks.0.attention.W_query.weight"]
     save_file(state, tmp_path / "m" / "model.safetensors")
-    for format in (*FORMATS, "gguf"):
-        command = ["export", "--checkpoint", str(tmp_path / "m"), "--output", str(tmp_path / "o")]
-        assert main([*command, "--format", format]) == 2
-        assert "the weights lack blocks.0.attention.W_query.weight" in capsys.readouterr().err
-        assert not (tmp_path / "o").exists()
+    command = ["export", "--checkpoint", str(tmp_path / "m"), "--output", str(tmp_path / "o")]
+    assert main([*command, "--format", format]) == 2
+    assert "the weights lack blocks.0.attention.W_query.weight" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
 
 
 def test_the_file_that_is_named_is_read(model, tmp_path):
@@ -151,48 +157,45 @@ def test_the_file_that_is_named_is_read(model, tmp_path):
     assert read_weights(tmp_path / "m" / "model.safetensors").config == model.config
 
 
-def test_the_tokenizer_of_a_hub_model_comes_along(model, tmp_path, monkeypatch):
-    """As from a folder: without it the ids would be read as GPT-2's."""
-    tokenizer = Tokenizer("own", table=[*(bytes([byte]) for byte in range(256)), b"ab", b"cd"])
-    hub, cache = tmp_path / "hub", tmp_path / "cache"
-    write_export(StoredModel("gpt", model.config, model.state_dict(), tokenizer, DEFAULT_TEMPLATE), hub, "hf")
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with the files of one folder; returns it and the names and revisions that it is asked for."""
+    files, cache, asked = tmp_path / "hub", tmp_path / "c0ffee", []
+    files.mkdir()
+    cache.mkdir()
 
     def snapshot_download(name, revision, allow_patterns):
-        cache.mkdir(exist_ok=True)
-        for file in hub.iterdir():
+        asked.append((name, revision))
+        if revision == "old":
+            raise OSError("no revision old")
+        for file in files.iterdir():
             if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
                 (cache / file.name).write_bytes(file.read_bytes())
         return str(cache)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    found = read_weights("owner/name")
-    assert found.tokenizer == tokenizer
-    assert found.template == DEFAULT_TEMPLATE
-
-
-def test_a_hub_model_is_taken_at_the_revision_that_is_named(tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def snapshot_download(name, revision, allow_patterns):
-        asked.append((name, revision))
-        return str(tmp_path / "snapshots" / "c0ffee")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
+    return files, asked
+
+
+def test_the_tokenizer_of_a_hub_model_comes_along(hub, model):
+    """As from a folder: without it the ids would be read as GPT-2's."""
+    files, _ = hub
+    tokenizer = Tokenizer("own", table=[*BYTES, b"ab", b"cd"])
+    stored = StoredModel("gpt", model.config, model.state_dict(), tokenizer, DEFAULT_TEMPLATE)
+    files.rmdir()
+    write_export(stored, files, "hf")
+    stored = read_weights("owner/name")
+    assert stored.tokenizer == tokenizer
+    assert stored.template == DEFAULT_TEMPLATE
+
+
+def test_a_hub_model_is_taken_at_the_revision_that_is_named(hub, capsys):
+    _, asked = hub
     assert find("someone/weights@c0ffee").name == find("distilgpt2@main").name == "c0ffee"
     assert "takes the same weights" not in capsys.readouterr().err
     find("someone/weights")
     assert "someone/weights@c0ffee takes the same weights at any time" in capsys.readouterr().err
     assert asked == [("someone/weights", "c0ffee"), ("distilgpt2", "main"), ("someone/weights", None)]
-
-
-def test_a_revision_that_the_hub_does_not_have_is_one_line(monkeypatch, capsys, tmp_path):
-    def snapshot_download(*_, **options):
-        raise OSError(f"no revision {options['revision']}")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        InputError, match="someone/weights@old, and not available on the hub: no revision old"
-    ):
+    with pytest.raises(InputError, match="weights@old, and not available on the hub: no revision old"):
         find("someone/weights@old")
