@@ -167,7 +167,8 @@ def test_what_is_left_out_and_what_is_cut(tmp_path, capsys):
     assert max(lengths) > 128
     train = counts.documents
     told = capsys.readouterr().err
-    assert f"{sum(length > 64 for length in lengths[:train])} of {train} examples are longer than" in told
+    cut = sum(length > 64 for length in lengths[:train])
+    assert f"examples longer than the context_length of 64 are cut, {cut} of {train}, so their" in told
     assert "give --model.config.context_length 256" in told
 
 

@@ -79,7 +79,7 @@ def test_hub_data_sets(hub, texts):
     with pytest.raises(InputError, match=lacks):
         documents(recipe, text_column="body")
     with pytest.raises(InputError, match=r"cannot read .*owner/name.*missing"):
-        documents(recipe, subset="missing")
+        documents(hub("subset: missing"))
 
 
 def test_a_corpus_file_asks_the_hub_for_its_revision(hub, monkeypatch):
@@ -117,10 +117,10 @@ NO_CORPUS_FILES = {
         "corpus: {files: a.txt, sha256: abc}",
         "sha256 is 'abc', expected 64 hexadecimal digits",
     ),
-    "more hashes than files": ("corpus: {files: a.txt, sha256: [a, b]}", "2 values for 1 files"),
+    "more hashes than files": ("corpus: {files: a.txt, sha256: [a, b]}", "2 values for 1 file"),
     "fewer weights than files": (
         "corpus: {files: [a.txt, b.txt], weights: 0.5}",
-        "weights has 1 values for 2 files",
+        "weights has 1 value for 2 files",
     ),
     "a weight above 1": (
         "corpus: {files: a.txt, weights: 2}",

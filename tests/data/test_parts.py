@@ -73,9 +73,6 @@ def test_sizes_count_by_weight(tmp_path, weighted):
     write(tmp_path / "new.txt", "new words\n" * 100_000)
     corpus = find_corpus(weighted({"new.txt": 1, "old.txt": 0.25}))
     assert corpus.size() == 2_000_000
-    text = "".join(piece.text for piece in corpus.pieces())
-    assert text.count("new") == 100_000
-    assert text.count("ten") == pytest.approx(100_000, rel=0.05)
     drawn = "".join(piece.text for piece in corpus.pieces(1_000_000))
     assert len(drawn) == pytest.approx(1_000_000, rel=0.4)
     assert "new" in drawn and "ten" in drawn

@@ -151,12 +151,12 @@ def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys):
 
 
 LACKING = {
-    "text": ({"text": "x"}, {"note": 1}, "x", "2 rows without text were left out; the first has id"),
+    "text": ({"text": "x"}, {"note": 1}, "x", "left out 2 rows without text; the first has id"),
     "examples": (
         {"prompt": ASKED, "completion": ANSWER},
         {"prompt": ASKED},
         EXAMPLE,
-        "2 rows without prompt or completion were left out; the first has id",
+        "left out 2 rows without prompt or completion; the first has id",
     ),
 }
 
@@ -184,9 +184,9 @@ def bad_rows(tmp_path):
 
 def test_bad_rows_are_left_out_and_counted_up_to_a_limit(bad_rows, capsys):
     assert documents(bad_rows, skip_bad_rows=3) == ["x", "y", "z"]
-    line = f"3 bad rows were left out, the first: {bad_rows} in line 2: is no JSON"
+    line = f"left out 3 bad rows, the first: {bad_rows} in line 2: is no JSON"
     assert line in capsys.readouterr().err
-    left_out = r"in line 5: .*; 2 bad rows are left out already by --skip_bad_rows"
+    left_out = r"in line 5: .*; 2 bad rows left out already by --skip_bad_rows"
     with pytest.raises(InputError, match=left_out):
         documents(bad_rows, skip_bad_rows=2)
     with pytest.raises(InputError, match=r"in line 2: .*; leave out bad rows with --skip_bad_rows \(gpt fit"):

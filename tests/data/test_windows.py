@@ -180,10 +180,10 @@ def test_evaluation_predicts_each_token_once_in_order(stream, batch_size, world)
 
 
 def test_document_ids_count_the_endoftext_tokens(tmp_path):
-    stream = make_stream(tmp_path, [5, EOT, 6, 7, EOT, EOT, 8, 9, 10, EOT, 11, 12])
-    x, _, document = make_batch(stream, (np.array([0, 4, 7]), np.full(3, 5)), 5, isolate=True)
-    assert x.tolist() == [[EOT, 5, EOT, 6, 7], [7, EOT, EOT, 8, 9], [8, 9, 10, EOT, 11]]
-    assert document.tolist() == [[0, 0, 1, 1, 1], [0, 1, 2, 2, 2], [0, 0, 0, 1, 1]]
+    stream = make_stream(tmp_path, [5, EOT, 6, 7, EOT, EOT, 8, 9])
+    x, _, document = make_batch(stream, (np.array([0, 3]), np.full(2, 4)), 4, isolate=True)
+    assert x.tolist() == [[EOT, 5, EOT, 6], [6, 7, EOT, EOT]]
+    assert document.tolist() == [[0, 0, 1, 1], [0, 0, 1, 2]]
     assert document.dtype == torch.int64
 
 

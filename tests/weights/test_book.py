@@ -26,9 +26,7 @@ def test_a_state_dict_in_and_out(qkv_bias, tied, tokens, tmp_path):
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
     write_export(stored, tmp_path / "out", "book")
     exported = torch.load(tmp_path / "out" / "model.pth", weights_only=True)
-    assert exported.keys() == state.keys()
-    for name, tensor in state.items():
-        assert torch.equal(exported[name], tensor), name
+    torch.testing.assert_close(exported, state, rtol=0, atol=0)
     for path in (tmp_path / "out", tmp_path / "out" / "model.pth"):
         assert read_weights(path).config == stored.config
 

@@ -13,14 +13,13 @@ def test_auto_takes_the_device_that_fit_takes(monkeypatch):
     assert choose_device("cpu").type == "cpu"
 
 
-@pytest.mark.parametrize("command", ["evaluate", "attention", "generate", "serve"])
-def test_each_command_has_the_option(command, model, text_file, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    "command",
+    [["evaluate", "--data", "text.txt"], ["attention", "--text", "a"], ["generate"], ["serve"]],
+    ids=lambda command: command[0],
+)
+def test_each_command_has_the_option(command, model, workplace, monkeypatch, capsys):
     model.save_pretrained("model")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    more = {
-        "evaluate": ["--data", str(text_file)],
-        "attention": ["--text", "a"],
-    }
-    assert main([command, "--checkpoint", "model", "--device", "cuda", *more.get(command, [])]) == 2
+    assert main([*command, "--checkpoint", "model", "--device", "cuda"]) == 2
     assert "no device cuda here" in capsys.readouterr().err
