@@ -3,7 +3,7 @@
 A small GPT is exported and served; each program that is installed then has to give what `gpt` gives. Prints a
 table; the exit status is 1 if a check fails. Install the programs, or some of them, first:
 
-    pip install openai langchain-openai litellm lm_eval transformers peft torchao ctranslate2 \\
+    pip install openai langchain-openai litellm llm 'lm_eval[api]' transformers peft torchao ctranslate2 \\
         onnx onnxruntime onnxscript 'llama-cpp-python[server]' gguf
 """
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,6 +105,7 @@ def create_app(
         app.post("/copied")(service.find_copied)
     for kind in (InputError, ValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, lambda _, error: error_reply(error))
+    app.add_exception_handler(404, _not_found)
     app.add_middleware(guard, api_key=api_key)
     app.state.end = history.end
     app.state.service = service
@@ -244,6 +246,14 @@ class _Service:
 
 def _rounded(weights: list[float]) -> list[float]:
     return [round(weight, 4) for weight in weights]
+
+
+def _not_found(request: Request, error: Exception) -> Response:
+    """Answer 404. For an unknown path, name those of clients: many give a base URL without /v1."""
+    if isinstance(error, HTTPException) and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        expected = "/v1/chat/completions, /v1/completions or /v1/models"
+        error = HTTPException(404, f"there is no path {request.url.path!r:.80}, expected {expected}")
+    return error_reply(error)
 
 
 def _json(body: str) -> Response:

@@ -91,17 +91,24 @@ def _tokenized(tokenizer: Tokenizer, prompt: str | list[int], heal: bool) -> Pro
 
 
 class _Ignored(_Form):
-    """Fields of OpenAI's form that cannot change the text. They are ignored."""
+    """Fields of OpenAI's form that cannot change the text. They are ignored.
 
+    So are tools that are offered, as Open WebUI does in every chat: a model may always answer with a text.
+    `tool_choice` must not demand a call.
+    """
+
+    functions: object = None
     metadata: object = None
     parallel_tool_calls: object = None
     prediction: object = None
     prompt_cache_key: object = None
+    prompt_cache_options: object = None
     prompt_cache_retention: object = None
     reasoning_effort: object = None
     safety_identifier: object = None
     service_tier: object = None
     store: object = None
+    tools: object = None
     user: object = None
 
 
@@ -121,14 +128,12 @@ class _Neutral(_Form):
     best_of: Literal[1] | None = None
     frequency_penalty: Annotated[float, _Nothing] | None = None
     function_call: Literal["none", "auto"] | None = None
-    functions: Annotated[list[object], _Nothing] | None = None
     logit_bias: Annotated[dict[str, object], _Nothing] | None = None
     modalities: list[Literal["text"]] | None = None
     presence_penalty: Annotated[float, _Nothing] | None = None
     response_format: dict[Literal["type"], Literal["text"]] | None = None
     suffix: Annotated[str, _Nothing] | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    tools: Annotated[list[object], _Nothing] | None = None
     top_logprobs: Literal[0] | None = None
 
 

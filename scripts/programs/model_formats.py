@@ -2,7 +2,7 @@
 
 import torch
 from programs.common import NEW, PROMPT, Place, close, equal, guest
-from programs.harness import compare_with_harness
+from programs.harness import HarnessTasks
 
 
 @guest("transformers")
@@ -56,4 +56,4 @@ def llama_cpp_text(place: Place) -> None:
 @guest("lm_eval", "transformers")
 def harness_on_the_export(place: Place) -> None:
     """`hf` on the export: log-probabilities as by forward"""
-    compare_with_harness(place, "hf", {"pretrained": str(place.export("hf"))})
+    HarnessTasks(place).compare_endings("hf", {"pretrained": str(place.export("hf"))})

@@ -1,10 +1,11 @@
 import pytest
 
 from gpt.text.template import Template
-from tests.serve.server import TOKENIZER, alone, choice_of, events, new_app, post, streamed
+from tests.serve.server import TOKENIZER, alone, choice_of, events, new_app, post, streamed, talk
 
 TEMPLATE = Template(system="S{content}", user="U{content}\n", assistant="A{content}")
 HI = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "search_notes", "parameters": {"type": "object"}}}
 
 
 def chat(template=TEMPLATE, **form):
@@ -39,11 +40,30 @@ def test_what_clients_send_besides_changes_nothing():
         "user": "someone", "metadata": {"chat": "1"}, "store": False, "service_tier": "auto",
         "parallel_tool_calls": True, "safety_identifier": "x", "prompt_cache_key": "y", "logprobs": False,
         "reasoning_effort": "high",
-        "tools": [], "tool_choice": "auto", "logit_bias": {}, "response_format": {"type": "text"},
+        "tools": [TOOL], "functions": [TOOL["function"]], "tool_choice": "auto",
+        "prompt_cache_options": {"ttl": "30m"}, "logit_bias": {}, "response_format": {"type": "text"},
         "modalities": ["text"], "n": None, "stop": "", "seed": None, "top_logprobs": None,
         "presence_penalty": 0.0, "frequency_penalty": 0, "best_of": 1, "suffix": "",
     }  # fmt: skip
     assert choice_of(chat(**asked, **sent)) == choice_of(chat(**asked))
+
+
+def test_open_webui_gets_the_model_a_reply_and_a_title():
+    """Its version 0.12 offers tools in every chat of its page, and asks for the title without a stream."""
+
+    async def use(client):
+        models = (await client.get("/v1/models")).json()["data"]
+        system = {"role": "system", "content": "Be kind."}
+        form = {"model": models[0]["id"], "messages": [system, *HI], "temperature": 0.0, "max_tokens": 9}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        reply = await client.post("/v1/chat/completions", json={**form, **stream, "tools": [TOOL]})
+        whole = await client.post("/v1/chat/completions", json={**form, "stream": False})
+        return events(reply), whole.json()
+
+    (*pieces, last), whole = talk(new_app(template=TEMPLATE), use)
+    text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
+    assert text == whole["choices"][0]["message"]["content"] != ""
+    assert last["usage"] == whole["usage"]
 
 
 @pytest.mark.parametrize("content", [None, text_part("")], ids=["none", "an empty part"])
@@ -75,8 +95,9 @@ def test_the_stream_adds_up_to_the_reply():
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
         ({"logprobs": 1}, "a chat has none"),
         ({"logprobs": True}, "a chat has none"),
-        ({"tools": [{"type": "function"}]}, "tools: this is not supported here, leave it out"),
-        ({"tool_choice": "required"}, "tool_choice: "),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: "),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice: "),
+        ({"function_call": {"name": "search_notes"}}, "function_call: "),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"presence_penalty": 1}, "presence_penalty: this is not supported here"),
@@ -97,3 +118,10 @@ def test_a_model_that_was_not_tuned_on_examples_does_not_chat():
     response = chat(template=None, messages=HI)
     assert response.status_code == 400
     assert "has no template for a chat" in response.json()["error"]["message"]
+
+
+def test_a_wrong_base_url_is_told_the_right_paths():
+    response = talk(new_app(), lambda client: client.post("/chat/completions", json={}))
+    assert response.status_code == 404
+    message = response.json()["error"]["message"]
+    assert message.startswith("there is no path '/chat/completions', expected /v1/chat/completions")
