@@ -45,8 +45,8 @@ def test_a_stop_string_inside_one_token():
 )
 def test_pieces_join_to_the_text_before_the_first_stop(text, stop):
     # What counts is the string that is complete first, and of those the one that begins first.
-    found = [(text.find(string) + len(string), text.find(string)) for string in stop if string in text]
-    _, begin = min(found, default=(0, len(text)))
+    places = [(text.find(string) + len(string), text.find(string)) for string in stop if string in text]
+    _, begin = min(places, default=(0, len(text)))
     given_out = pieces(text, *stop)
     assert "".join(given_out) == text[:begin]
     assert not any("\ufffd" in piece for piece in given_out)

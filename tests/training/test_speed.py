@@ -1,6 +1,7 @@
 """The measured speed of a machine, and its file in the cache."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,23 @@ def speeds(workplace, monkeypatch) -> Path:
     return path
 
 
-def test_a_speed_is_kept_for_this_machine_and_version(speeds):
-    assert time_machine(*ON_CPU).speed == KNOWN  # nothing was timed
+def test_a_known_speed_is_not_measured_again(speeds):
+    assert time_machine(*ON_CPU).speed == KNOWN
+
+
+@pytest.mark.parametrize(
+    ("process_time", "is_kept"),
+    [
+        pytest.param(time.perf_counter, True, id="alone"),
+        pytest.param(lambda: 0.0, False, id="waiting for cores all the time"),
+    ],
+)
+def test_a_speed_is_kept_unless_other_programs_took_the_cores(process_time, is_kept, speeds, monkeypatch):
     speeds.write_text("{damaged", "utf-8")
+    monkeypatch.setattr("time.process_time", process_time)
     measured = time_machine(*ON_CPU).speed
     assert 1e8 < measured < 1e15
-    kept = speeds.read_text("utf-8")
-    if kept != "{damaged":  # no other program took the cores
-        assert json.loads(kept) == {speed_key(torch.device("cpu"), "32-true"): measured}
-        assert time_machine(*ON_CPU).speed == measured
-
-
-def test_a_speed_beside_other_programs_is_not_kept(speeds, monkeypatch):
-    speeds.unlink()
-    monkeypatch.setattr("time.process_time", lambda: 0.0)  # a process that waits for cores all the time
-    assert time_machine(*ON_CPU).speed > 0
-    assert not speeds.exists()
+    if is_kept:
+        assert json.loads(speeds.read_text("utf-8")) == {speed_key(torch.device("cpu"), "32-true"): measured}
+    else:
+        assert speeds.read_text("utf-8") == "{damaged"
