@@ -62,10 +62,10 @@ def set_dark(browser) -> None:
 
 def wait_for(what, seconds: float = 20):
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := what()):
         assert time.monotonic() < deadline, "the page does not get there"
         time.sleep(0.05)
-    return found
+    return result
 
 
 def find(browser, selector: str):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tiny_runs import TEXT
 
 from gpt import GPT, GPTConfig
+from gpt.cli import main
 
 # As the forked processes of the tests: with another number of threads, sums differ in their last digits.
 torch.set_num_threads(1)
@@ -109,6 +111,20 @@ def workplace(tmp_path, monkeypatch) -> Path:
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def refusal(capsys) -> Callable[..., str]:
+    """Runs a command that ends with status 2, and returns its only line."""
+
+    def run(command: str, *words: str) -> str:
+        capsys.readouterr()
+        assert main([*command.split(), *words]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1, err
+        return err
+
+    return run
 
 
 @pytest.fixture

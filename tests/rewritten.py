@@ -21,13 +21,13 @@ def rewritten(
     """The checkpoint at `path` written to `to`, with other fields and tensors, without those of None."""
     saved, to = read(path), Path(to)
     assert saved.run is not None
-    found = {**{name: tensor.clone() for name, tensor in saved.tensors.items()}, **(tensors or {})}
-    kept = {name: tensor for name, tensor in found.items() if tensor is not None}
-    changed = replace(saved.model, **(model or {})), replace(saved.run, **(run or {}))
+    changed = {**{name: tensor.clone() for name, tensor in saved.tensors.items()}, **(tensors or {})}
+    kept = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    parts = replace(saved.model, **(model or {})), replace(saved.run, **(run or {}))
     del saved
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("wb") as file:
-        write(file, kept, *changed)
+        write(file, kept, *parts)
     return to
 
 

@@ -277,83 +277,70 @@ def column(package: Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(file) if row[name]]
 
 
-def assert_learned(package: Path, steps: int = 10) -> None:
+def train(change: str, package: Path, options: str = "", *more: str, steps: int = 10) -> None:
+    """Make a change, train with it, and run more commands. Expect a loss that falls over so many steps."""
+    make(change, package)
+    gpt(package, f"{FIT} {options}", *more)
     losses = column(package, "train_loss")
     assert len(losses) == steps and losses[-1] < losses[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rotary positions", "SwiGLU"])
-def test_another_architecture_trains_and_writes(name, package):
-    make(name, package)
-    gpt(package, FIT, "generate --checkpoint runs/changed --max_new_tokens 4")
+@pytest.mark.parametrize("change", ["rotary positions", "SwiGLU"])
+def test_another_architecture_trains_and_writes(change, package):
+    train(change, package, "", "generate --checkpoint runs/changed --max_new_tokens 4")
     gpt(package, "export --checkpoint runs/changed", status=2)  # other programs know GPT-2 only
-    assert_learned(package)
 
 
 @pytest.mark.slow
 def test_another_optimizer_trains_and_resumes(package):
-    make("another optimizer", package)
     resume = "fit --resume runs/changed --trainer.max_steps 12"
-    gpt(package, f"{FIT} --model.optimizer.name sgd", resume)
-    assert_learned(package, steps=12)
+    train("another optimizer", package, "--model.optimizer.name sgd", resume, steps=12)
 
 
 @pytest.mark.slow
 def test_another_schedule_decides_the_learning_rate(package):
-    make("another schedule", package)
-    gpt(package, f"{FIT} --model.optimizer.schedule root --model.optimizer.warmup_steps 0")
-    assert_learned(package)
+    train("another schedule", package, "--model.optimizer.schedule root --model.optimizer.warmup_steps 0")
     assert column(package, "learning_rate") == pytest.approx([5e-3 / update**0.5 for update in range(1, 11)])
 
 
 @pytest.mark.slow
 def test_a_second_loss_term_is_added(package):
-    make("a second loss term", package)
-    gpt(package, FIT)
-    assert_learned(package)
+    train("a second loss term", package)
     assert column(package, "train_loss")[0] == pytest.approx(math.log(SIZES["vocab_size"]) + 1, abs=0.1)
 
 
 @pytest.mark.slow
 def test_a_new_metric_is_recorded(package):
-    make("a new metric", package)
-    gpt(package, FIT)
+    train("a new metric", package)
     bits = [loss / math.log(2) for loss in column(package, "val_loss")]
     assert column(package, "val_bits_per_token") == pytest.approx(bits)
 
 
 @pytest.mark.slow
 def test_a_new_column_is_written(package):
-    make("a new column of metrics.csv", package)
-    gpt(package, FIT)
-    losses = column(package, "train_loss")
-    assert column(package, "train_perplexity") == pytest.approx([math.exp(loss) for loss in losses])
+    train("a new column of metrics.csv", package)
+    perplexities = [math.exp(loss) for loss in column(package, "train_loss")]
+    assert column(package, "train_perplexity") == pytest.approx(perplexities)
 
 
 @pytest.mark.slow
 def test_another_stop_rule_ends_the_run(package):
-    make("another stop rule", package)
-    gpt(package, f"{FIT} --trainer.val_check_interval 4 --target_loss 100")
-    assert_learned(package, steps=4)
+    train("another stop rule", package, "--trainer.val_check_interval 4 --target_loss 100", steps=4)
 
 
 @pytest.mark.slow
 def test_another_corpus_is_read(package):
-    make("another corpus", package)
-    gpt(package, f"{FIT} --data.corpus mine")
-    assert_learned(package)
+    train("another corpus", package, "--data.corpus mine")
 
 
 @pytest.mark.slow
 def test_another_corpus_format_is_read(package):
-    make("another corpus format", package)
     with closing(sqlite3.connect(package / "text.sqlite")) as database:
         database.execute("CREATE TABLE documents (text TEXT)")
         database.executemany("INSERT INTO documents VALUES (?)", [[line * 8] for line in lines()])
         database.commit()
-    gpt(package, f"{FIT} --data.corpus text.sqlite --data.most_bytes 50000")
-    assert_learned(package)
+    train("another corpus format", package, "--data.corpus text.sqlite --data.most_bytes 50000")
 
 
 @pytest.fixture

@@ -30,16 +30,9 @@ def test_a_config_parses_and_builds(path, tmp_path, model):
 
 
 @pytest.mark.parametrize("name", GPTConfig.names())
-def test_the_named_sizes_have_configs_of_the_same_shape(name):
+def test_the_named_sizes_have_configs_of_the_same_shape_with_updates_of_half_a_million_tokens(name):
     values = yaml.safe_load((CONFIGS[0].parent / f"{name}.yaml").read_text(encoding="utf-8"))
     assert GPTConfig(**values["model"]["config"]) == GPTConfig.from_name(name)
-
-
-@pytest.mark.parametrize("name", GPTConfig.names())
-def test_an_update_of_the_named_sizes_is_half_a_million_tokens(name):
-    values = yaml.safe_load((CONFIGS[0].parent / f"{name}.yaml").read_text(encoding="utf-8"))
-    tokens = values["data"]["tokens_per_update"]
-    assert tokens == 2**19
+    assert values["data"]["tokens_per_update"] == 2**19
     assert "accumulate_grad_batches" not in values["trainer"]
-    for gpus in (1, 8, 64):
-        assert tokens % (gpus * values["model"]["config"]["context_length"]) == 0
+    assert 2**19 % (64 * values["model"]["config"]["context_length"]) == 0  # of 64 GPUs, or fewer

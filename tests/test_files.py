@@ -1,4 +1,3 @@
-import json
 import os
 import stat
 
@@ -6,7 +5,7 @@ import pytest
 
 from gpt import files
 from gpt.errors import InputError
-from gpt.files import atomic_write, shipped, write_json
+from gpt.files import atomic_write, shipped
 
 
 def test_text_is_utf8_and_arrives_whole(tmp_path):
@@ -14,12 +13,6 @@ def test_text_is_utf8_and_arrives_whole(tmp_path):
         file.write("caf\u00e9")
         assert not (tmp_path / "new" / "a.txt").exists()
     assert (tmp_path / "new" / "a.txt").read_bytes() == "caf\u00e9".encode()
-
-
-def test_bytes(tmp_path):
-    with atomic_write(tmp_path / "a.bin", "wb") as file:
-        file.write(b"\x00\xff")
-    assert (tmp_path / "a.bin").read_bytes() == b"\x00\xff"
 
 
 def fail(*_, **__):
@@ -47,12 +40,6 @@ def test_permissions_are_those_of_a_plain_open(tmp_path):
         pass
     plain, atomic = (stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("plain", "atomic"))
     assert plain == atomic
-
-
-def test_json(tmp_path):
-    write_json(tmp_path / "a.json", {"name": "caf\u00e9", "n": [1, 2]})
-    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"name": "caf\u00e9", "n": [1, 2]}
-    assert "caf\u00e9" in (tmp_path / "a.json").read_text(encoding="utf-8")
 
 
 def test_a_checkout_has_its_folders_at_its_top():

@@ -8,36 +8,26 @@ import time
 from pathlib import Path
 
 import pytest
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
-DRY = ["--dry-run", "--minutes", "5", "--checks"]
+from processes import ROOT, run_script
 
 
 @pytest.fixture
 def script(monkeypatch):
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import gpu_check
 
     yield gpu_check
-    for name in [
-        name for name in sys.modules if name.split(".")[0] in ("gpu_check", "benchmarks", "faults", "scale")
-    ]:
-        del sys.modules[name]
+    for name in [*sys.modules]:
+        if name.split(".")[0] in ("gpu_check", "benchmarks", "faults", "scale"):
+            del sys.modules[name]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.timeout(300)  # it starts five processes that import everything, and forks twenty
 def test_the_dry_run(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--dry-run", "--json", str(tmp_path / "report.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
+    done = run_script("gpu_check.py", "--dry-run", "--json", tmp_path / "report.json")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     rows = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["rows"]
     results = {row["case"]: row["result"] for row in rows}
@@ -45,48 +35,6 @@ def test_the_dry_run(tmp_path):
     assert set(results.values()) == {"ok", "needs a GPU", "needs several GPUs"} and len(results) > 20
     assert results["ddp: two processes share a GPU, muon"] == results["ddp: one process with NCCL"] == "ok"
     assert all(f"| {case} | {result} |" in done.stdout for case, result in results.items())
-
-
-def test_a_case_whose_time_no_longer_fits_is_not_begun_and_takes_none_from_others(
-    script, tmp_path, monkeypatch, capsys
-):
-    ran = []
-
-    def case(name, seconds):
-        def check(place):
-            assert 0 < place.seconds_left <= seconds
-            ran.append(name)
-            return {}
-
-        return script.Case(check=check, seconds=seconds)
-
-    cases = {"a: short": case("short", 50), "a: long": case("long", 70), "a: last": case("last", 50)}
-    monkeypatch.setattr(script.signal, "signal", lambda *_: None)
-    monkeypatch.setenv("GPT_CACHE", str(tmp_path))  # which the script sets
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--dry-run", "--minutes", "1"])
-    assert script.main(cases) == 1
-    assert ran == ["short", "last"]
-    out = capsys.readouterr().out
-    assert "| a: long | FAILED: not begun, it may take 70 s |" in out and "| a: last | ok |" in out
-
-
-def test_it_starts_where_nothing_can_be_served(tmp_path):
-    """And says that it has not checked that."""
-    lines = ["import runpy, sys", "sys.modules['fastapi'] = None", f"sys.argv = {['', *DRY, 'serving']}"]
-    lines += [
-        f"sys.path.insert(0, {str(SCRIPT.parent)!r})",
-        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "| serving | needs fastapi |" in done.stdout
 
 
 def test_what_is_watched_for_waiting_is_the_update_of_a_run(script, tmp_path, monkeypatch):

@@ -1,40 +1,16 @@
-"""The script that runs other people's programs: those that are installed, and one that is wrong."""
+"""The script that runs other people's programs: two that are installed."""
 
 import json
-import subprocess
-import sys
-from contextlib import nullcontext
-from pathlib import Path
 
-import guests
 import pytest
-from programs.common import Guest, equal
-
-ROOT = Path(__file__).parents[1]
+from processes import run_script
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["padding", "400 for chat"])
-def test_a_program_that_is_installed_passes(word, tmp_path):
-    pytest.importorskip({"padding": "transformers"}.get(word, "openai"))
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/guests.py"), "--only", word, "--json", str(tmp_path / "t.json")],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    rows = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+@pytest.mark.parametrize(("word", "package"), [("padding", "transformers"), ("400 for chat", "openai")])
+def test_a_program_that_is_installed_passes(word, package, tmp_path):
+    pytest.importorskip(package)
+    done = run_script("guests.py", "--only", word, "--json", tmp_path / "table.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))
     assert [row["result"] for row in rows] == ["passed"]
-
-
-def test_a_wrong_result_and_a_missing_program(monkeypatch, capsys):
-    wrong = Guest(("torch",), "a text", lambda place: equal("ours", "theirs"))
-    missing = Guest(("no-such-package",), "a text", lambda place: None)
-    monkeypatch.setattr(sys, "argv", ["guests.py"])
-    monkeypatch.setattr(guests, "make_place", lambda folder: nullcontext())
-    assert guests.main([missing]) == 0
-    assert guests.main([missing, wrong]) == 1
-    out = capsys.readouterr().out
-    assert "| no-such-package | a text | not installed |" in out
-    assert "FAILED: gpt gives 'ours', the program 'theirs'" in out

@@ -51,17 +51,8 @@ def test_a_home_that_cannot_be_written_is_one_for_reading(monkeypatch, tmp_path,
 @pytest.mark.skipif(shutil.which("setpriv") is None or os.name == "nt", reason="setpriv is not installed")
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another user")
 def test_a_user_whom_the_system_does_not_know_can_run_a_command(tmp_path):
-    command = [
-        "setpriv",
-        "--reuid",
-        "54321",
-        "--clear-groups",
-        sys.executable,
-        "-m",
-        "gpt.cli",
-        "plan",
-        "--help",
-    ]
+    user = ["setpriv", "--reuid", "54321", "--clear-groups"]
+    command = [*user, sys.executable, "-m", "gpt", "plan", "--help"]
     environment = {name: value for name, value in os.environ.items() if name != "HOME"}
     done = subprocess.run(
         command, env=environment, cwd="/", capture_output=True, encoding="utf-8", check=False

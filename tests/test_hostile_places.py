@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tiny_runs import gpt
 
 from gpt import GPT
-from gpt.cli import main
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX")
 
@@ -23,9 +23,9 @@ NOT_UTF8 = os.fsdecode(b"o\xff")
 
 @dataclass(frozen=True)
 class Writer:
-    """A command that writes to the place after its words: a folder, or a file whose name ends like this."""
+    """A command that writes to the place after it: a folder, or a file whose name ends like this."""
 
-    words: tuple[str, ...]
+    command: str
     ending: str = ""
 
     def name(self, name: str) -> str:
@@ -36,31 +36,32 @@ class Writer:
         return Path(path).stat().st_size > 100 if self.ending else bool(os.listdir(path))
 
 
+PREPARE = "prepare text.txt --vocab_size 300 --output"
 TO_A_FOLDER = {
-    "hf": Writer(("export", "--format", "hf", "--checkpoint", "weights", "--output")),
-    "nanogpt": Writer(("export", "--format", "nanogpt", "--checkpoint", "weights", "--output")),
-    "book": Writer(("export", "--format", "book", "--checkpoint", "weights", "--output")),
-    "gguf": Writer(("export", "--format", "gguf", "--checkpoint", "weights", "--output")),
-    "import": Writer(("import", "weights", "--output")),
-    "attention": Writer(("attention", "--checkpoint", "weights", "--text", "To be", "--output")),
-    "prepare": Writer(("prepare", "text.txt", "--vocab_size", "300", "--output")),
+    "hf": Writer("export weights --format hf --output"),
+    "nanogpt": Writer("export weights --format nanogpt --output"),
+    "book": Writer("export weights --format book --output"),
+    "gguf": Writer("export weights --format gguf --output"),
+    "import": Writer("import weights --output"),
+    "attention": Writer("attention --checkpoint weights --text To --output"),
+    "prepare": Writer(PREPARE),
 }
 TO_A_FILE = {
-    "html": Writer(("export", "--format", "html", "--checkpoint", "weights", "--output"), ".html"),
-    "plot": Writer(("plot", "run", "--output"), ".png"),
+    "html": Writer("export weights --format html --output", ".html"),
+    "plot": Writer("plot run --output", ".png"),
 }
 FROM_A_PATH = {
-    "generate": ("generate", "--prompt", "The", "--max_new_tokens", "1", "--checkpoint"),
-    "evaluate": ("evaluate", "--data", "text.txt", "--checkpoint"),
-    "export": ("export", "--output", "new", "--checkpoint"),
-    "import": ("import",),
-    "plot": ("plot",),
+    "generate": "generate --prompt The --max_new_tokens 1 --checkpoint",
+    "evaluate": "evaluate --data text.txt --checkpoint",
+    "export": "export --output new --checkpoint",
+    "import": "import",
+    "plot": "plot",
 }
 folder_writers = pytest.mark.parametrize("writer", TO_A_FOLDER.values(), ids=TO_A_FOLDER)
 file_writers = pytest.mark.parametrize("writer", TO_A_FILE.values(), ids=TO_A_FILE)
 WRITERS = TO_A_FOLDER | TO_A_FILE
 all_writers = pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
-all_readers = pytest.mark.parametrize("words", FROM_A_PATH.values(), ids=FROM_A_PATH)
+all_readers = pytest.mark.parametrize("command", FROM_A_PATH.values(), ids=FROM_A_PATH)
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +83,11 @@ def place(workplace, model) -> Path:
 def refuses(capsys):
     """Checks that a command ends with one line that says so."""
 
-    def check(*words: str) -> str:
-        assert main(list(words)) == 2
+    def check(command: str) -> str:
+        assert gpt(command) == 2
         told = capsys.readouterr().err
-        assert len([line for line in told.splitlines() if line.startswith(f"gpt {words[0]}: ")]) == 1, told
+        prefix = f"gpt {command.split()[0]}: "
+        assert len([line for line in told.splitlines() if line.startswith(prefix)]) == 1, told
         return told
 
     return check
@@ -113,14 +115,14 @@ def put(kind: str, path: str) -> None:
 @folder_writers
 def test_a_folder_is_written_where_nothing_is(writer, refuses):
     put("link to a folder", "out")
-    refuses(*writer.words, "out")
+    refuses(f"{writer.command} out")
 
 
 @pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "pipe", "file"])
 def test_a_folder_takes_the_place_of_nothing_else(kind, refuses):
     put(kind, "out")
-    refuses(*TO_A_FOLDER["import"].words, "out")
-    refuses(*TO_A_FOLDER["prepare"].words, "out")
+    refuses("import weights --output out")
+    refuses(f"{PREPARE} out")
     assert not os.path.exists("nowhere")
     assert kind != "file" or Path("out").read_text(encoding="utf-8") == "kept"
 
@@ -130,7 +132,7 @@ def test_a_folder_takes_the_place_of_nothing_else(kind, refuses):
 def test_a_file_takes_the_place_of_a_link_and_not_of_what_it_leads_to(writer, kind, capsys):
     out = writer.name("out")
     put(kind, out)
-    if main([*writer.words, out]) == 0:
+    if gpt(f"{writer.command} {out}") == 0:
         assert writer.has_written(out) and not Path(out).is_symlink()
     else:
         assert f"{out} exists already" in capsys.readouterr().err
@@ -139,15 +141,15 @@ def test_a_file_takes_the_place_of_a_link_and_not_of_what_it_leads_to(writer, ki
 
 @pytest.mark.parametrize("kind", ["pipe", "link to itself"])
 @all_readers
-def test_what_is_read_is_a_file(words, kind, refuses):
+def test_what_is_read_is_a_file(command, kind, refuses):
     put(kind, "in")
-    refuses(*words, "in")
+    refuses(f"{command} in")
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", LONGEST + "n"], ids=["device", "longer than a name can be"])
 @all_readers
-def test_what_is_read_has_a_name_and_an_end(words, path, refuses):
-    refuses(*words, path)
+def test_what_is_read_has_a_name_and_an_end(command, path, refuses):
+    refuses(f"{command} {path}")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to itself", "link to a device"])
@@ -156,23 +158,23 @@ def test_what_is_read_of_a_folder_is_a_file(name, kind, refuses):
     path = Path("weights", name)
     path.unlink()
     put(kind, str(path))
-    for words in FROM_A_PATH.values():
-        refuses(*words, "weights")
+    for command in FROM_A_PATH.values():
+        refuses(f"{command} weights")
 
 
 @pytest.mark.parametrize("name", [LONGEST, NOT_UTF8], ids=["255 bytes", "not UTF-8"])
 @all_writers
 def test_names_as_long_as_they_can_be(writer, name):
     out = writer.name(name)
-    assert main([*writer.words, out]) == 0
+    assert gpt(f"{writer.command} {out}") == 0
     assert writer.has_written(out)
     assert not list(Path.cwd().glob(".*unfinished"))
 
 
 @all_readers
-def test_names_to_read_that_are_not_utf8(words):
-    os.rename("run" if words == ("plot",) else "weights", NOT_UTF8)
-    assert main([*words, NOT_UTF8]) == 0
+def test_names_to_read_that_are_not_utf8(command):
+    os.rename("run" if command == "plot" else "weights", NOT_UTF8)
+    assert gpt(f"{command} {NOT_UTF8}") == 0
 
 
 @pytest.fixture
@@ -188,7 +190,7 @@ def unwritable(place) -> Path:
 
 @all_writers
 def test_a_folder_that_nobody_may_write(writer, unwritable, refuses):
-    assert str(unwritable) in refuses(*writer.words, str(unwritable / writer.name("out")))
+    assert str(unwritable) in refuses(f"{writer.command} {unwritable / writer.name('out')}")
 
 
 @all_writers
@@ -197,7 +199,7 @@ def test_another_file_system(writer, tmp_path):
         pytest.skip("there is no second file system")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         out = f"{folder}/new/{writer.name('out')}"
-        assert main([*writer.words, out]) == 0
+        assert gpt(f"{writer.command} {out}") == 0
         assert writer.has_written(out)
 
 
@@ -209,11 +211,11 @@ def test_a_file_system_without_locks_says_so(number, monkeypatch, capsys):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert main([*TO_A_FOLDER["prepare"].words, "out"]) == 0
+    assert gpt(f"{PREPARE} out") == 0
     assert "has no locks: prepare this text in one process at a time" in capsys.readouterr().err
     assert (Path("out") / "train.bin").stat().st_size > 0
 
 
 def test_the_lock_of_a_preparation_is_no_strangers_link(refuses):
     put("link to a file", ".out.lock")
-    assert ".out.lock" in refuses(*TO_A_FOLDER["prepare"].words, "out")
+    assert ".out.lock" in refuses(f"{PREPARE} out")

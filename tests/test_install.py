@@ -7,11 +7,10 @@ import runpy
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
-import check_install
 import install
 import lock
 import pytest
@@ -21,46 +20,46 @@ SCRIPT = ROOT / "scripts" / "install.py"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
+Commands = list[list[str]]
+
+
 @pytest.fixture
-def ran(monkeypatch, tmp_path):
+def ran(monkeypatch, tmp_path) -> Callable[..., Commands]:
     """Runs the script on a faked machine and gives the installing commands that it would have run.
 
-    `settings` are pip's; `refused` says whether the files are not those of the lock, and so the exit status.
+    `settings` are pip's; `refused` says whether the files are not those of the lock.
     """
 
     def run(
+        options: str = "",
         *,
-        gpu: bool = False,
-        uv: bool = False,
+        programs: tuple[str, ...] = (),
         index: bool = True,
         platform: str = "linux",
-        extras: str = "",
         settings: str = "",
         refused: bool = False,
         status: int = 0,
-        more: tuple[str, ...] = (),
-    ) -> list[list[str]]:
+    ) -> Commands:
         commands = []
 
-        def fake_run(command, **options):
+        def fake_run(command, **how):
             command = [str(word) for word in command]
             if "install" in command:
                 commands.append(command)
             failed = refused and "--require-hashes" in command
             return subprocess.CompletedProcess(command, int(failed), settings if "config" in command else "")
 
-        def fake_open(*arguments, **options):
+        def fake_open(*arguments, **how):
             if not index:
                 raise OSError("no network")
             return (tmp_path / "page").open("wb")
 
-        names = {"nvidia-smi": gpu, "uv": uv}
         (tmp_path / "venv").mkdir(exist_ok=True)
-        monkeypatch.setattr("shutil.which", lambda name: name if names[name] else None)
+        monkeypatch.setattr("shutil.which", lambda name: name if name in programs else None)
         monkeypatch.setattr("subprocess.run", fake_run)
         monkeypatch.setattr("urllib.request.urlopen", fake_open)
         monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "venv"), "--extras", extras, *more])
+        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "venv"), *options.split()])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(SCRIPT), run_name="__main__")
         assert ended.value.code == status
@@ -69,46 +68,51 @@ def ran(monkeypatch, tmp_path):
     return run
 
 
+GPU = ("nvidia-smi",)
 MIRROR = "global.index-url='https://mirror.example/simple'\n"
 
 
-def test_the_build_suits_the_machine(ran, capsys, tmp_path):
-    """A CPU build without a GPU, from PyTorch's own index, which is asked for nothing else."""
-    locked, torch, package = ran(extras="dev")
+def test_the_cpu_build_comes_from_pytorchs_own_index_which_is_asked_for_nothing_else(ran, capsys, tmp_path):
+    locked, torch, package = ran("--extras dev")
     assert torch[-4:-1] == ["--no-deps", "--index-url", CPU_INDEX] and torch[-1].startswith("torch==")
     assert CPU_INDEX not in locked + package and package[-1] == f"{ROOT}[dev]"
     assert install.TORCH_UNCHECKED in capsys.readouterr().out
     assert "\ntorch==" not in (tmp_path / "venv" / "locked.txt").read_text(encoding="utf-8")
-    assert ran(uv=True)[1][0] == "uv" and CPU_INDEX in ran(uv=True)[1]
-    capsys.readouterr()
-    for machine in ({"gpu": True}, {"index": False}, {"platform": "darwin"}):
-        locked, package = ran(**machine)
-        assert "--require-hashes" in locked and CPU_INDEX not in locked + package
-        assert "\ntorch==" in (tmp_path / "venv" / "locked.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [{"programs": GPU}, {"index": False}, {"platform": "darwin"}, {"options": "--cuda"}],
+    ids=["a GPU", "no index", "a Mac", "for another machine"],
+)
+def test_any_other_build_is_in_the_lock(machine, ran, capsys, tmp_path):
+    locked, package = ran(**machine)
+    assert "--require-hashes" in locked and CPU_INDEX not in locked + package
+    assert "\ntorch==" in (tmp_path / "venv" / "locked.txt").read_text(encoding="utf-8")
     assert install.TORCH_UNCHECKED not in capsys.readouterr().out
 
 
-def test_a_build_may_be_chosen_for_another_machine(ran):
-    """As for an image."""
-    assert len(ran(more=("--cuda",))) == 2 and CPU_INDEX in ran(gpu=True, more=("--cpu",))[1]
+def test_uv_installs_where_it_is_there_and_a_cpu_build_where_it_is_asked_for(ran):
+    torch = ran("--cpu", programs=("uv", *GPU))[1]
+    assert torch[0] == "uv" and CPU_INDEX in torch
 
 
-def test_what_pip_is_set_to_decides_where_torchs_index_does_not_answer(ran, capsys):
-    _, torch, _ = ran(index=False, settings=MIRROR, uv=True)
-    assert torch[1:4] == ["-m", "pip", "install"] and "--index-url" not in torch
-    assert install.TORCH_UNCHECKED in capsys.readouterr().out
-
-
-def test_other_files_are_refused_or_of_a_mirror(ran, capsys):
-    """Those of PyPI have the lock's hashes; what a mirror has is its owner's."""
-    (locked,) = ran(gpu=True, refused=True, status=1)
+def test_other_files_are_refused(ran, capsys):
+    """Those of PyPI have the lock's hashes."""
+    (locked,) = ran(programs=GPU, refused=True, status=1)
     assert "--require-hashes" in locked and install.UNCHECKED not in capsys.readouterr().out
-    for settings in (MIRROR, ":env:.find-links='/wheels'\n", "global.extra-index-url='file:///x'\n"):
-        _, package = ran(gpu=True, refused=True, settings=settings)
-        assert package[-4:-2] == ["--constraint", str(ROOT / "constraints.txt")]
-        assert package[-1] == str(ROOT) and "--no-deps" not in package
-        assert install.UNCHECKED in capsys.readouterr().out
-    assert not any("--extra-index-url" in command for command in ran(refused=True, settings=MIRROR))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [MIRROR, ":env:.find-links='/wheels'\n", "global.extra-index-url='file:///x'\n"],
+    ids=["index", "folder", "further index"],
+)
+def test_other_files_of_a_mirror_are_its_owners(settings, ran, capsys):
+    _, package = ran(programs=GPU, refused=True, settings=settings)
+    assert package[-4:-2] == ["--constraint", str(ROOT / "constraints.txt")]
+    assert package[-1] == str(ROOT) and not {"--no-deps", "--extra-index-url"} & set(package)
+    assert install.UNCHECKED in capsys.readouterr().out
 
 
 BACKEND = """
@@ -144,27 +148,23 @@ def test_a_file_is_compared_with_its_hash(tmp_path):
         file.writestr("torch-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1\n")
         file.writestr("torch-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         file.writestr("torch-1.dist-info/RECORD", "")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    outputs = []
-    for known in (digest, "0" * 64):
-        (tmp_path / "lock.txt").write_text(
-            f"# for torch\ntorch==1 \\\n    --hash=sha256:{known}\n", encoding="utf-8"
-        )
-        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n", encoding="utf-8")  # so that torch is in the lock
-        (tmp_path / "nvidia-smi").chmod(0o755)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-        environment |= {
-            "PATH": f"{tmp_path}:/usr/bin:/bin",
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(tmp_path),
-        }
-        environment |= {"PIP_CONFIG_FILE": os.devnull, "PYTHONPATH": ""}
-        command = [sys.executable, str(tmp_path / "scripts" / "install.py"), str(tmp_path / known[:8])]
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n", encoding="utf-8")  # so that torch is in the lock
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    environment |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": ""}
+
+    def output(sha256: str) -> str:
+        lock = f"# for torch\ntorch==1 \\\n    --hash=sha256:{sha256}\n"
+        (tmp_path / "lock.txt").write_text(lock, encoding="utf-8")
+        command = [sys.executable, str(tmp_path / "scripts" / "install.py"), str(tmp_path / sha256[:8])]
         done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        outputs.append(done.stdout + done.stderr)
-    assert install.UNCHECKED not in outputs[0]
-    assert install.UNCHECKED in outputs[1] and "DO NOT MATCH THE HASHES" in outputs[1]
+        return done.stdout + done.stderr
+
+    assert install.UNCHECKED not in output(hashlib.sha256(wheel.read_bytes()).hexdigest())
+    other = output("0" * 64)
+    assert install.UNCHECKED in other and "DO NOT MATCH THE HASHES" in other
 
 
 def test_the_lock_is_complete_and_has_the_versions_of_the_constraints():
@@ -193,22 +193,3 @@ def test_actions_are_pinned_and_may_only_read():
         assert re.findall(r"uses: \S+", text) == re.findall(r"uses: [\w/-]+@[0-9a-f]{40}(?=  # v\d)", text)
         assert text.count("actions/checkout@") == text.count("persist-credentials: false")
         assert "--extra-index-url" not in text
-
-
-def test_every_way_to_install_is_run():
-    """By `make test-install`; what makes no environment of its own could use no earlier one."""
-    blocks = check_install.blocks()
-    words = ("make train", "scripts/install.py .venv\n", "-m pip install", "uv pip install", "--extras serve")
-    for word, block in zip(words, blocks, strict=True):
-        assert word in block and (".venv" in block or "make" in block)
-    assert "git clone --quiet '/" in check_install.prepared(blocks[0], True)
-
-
-def test_powershell_finds_what_a_windows_environment_has(ran):
-    """PowerShell itself is untested: its files by name, where Python and install.py put them on Windows."""
-    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-    install, activate, use = re.findall(r"^```powershell\n(.*?)^```", text, re.M | re.S)[0].splitlines()
-    assert install == r"py scripts\install.py .venv" and use == "gpt fit"
-    assert Path(venv.__file__).with_name("scripts").joinpath("common", "Activate.ps1").is_file()
-    python = ran(platform="win32")[0][0]
-    assert activate == r".venv\Scripts\Activate.ps1" and python.endswith("venv/Scripts/python.exe")

@@ -6,9 +6,6 @@ import pytest
 import torch
 
 from gpt import GPT, GPTConfig
-from gpt import model as model_module
-from gpt.attention import multi_head
-from gpt.attention.kernels import causal_mask
 from gpt.errors import InputError
 
 
@@ -27,18 +24,11 @@ def test_parameter_counts_of_the_named_sizes(name, count):
     assert model.num_parameters() == count
 
 
-def test_the_head_is_the_token_embedding(model):
-    assert model.head.weight is model.token_embedding.weight
-    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert clone.head.weight is clone.token_embedding.weight
-        assert clone.head.weight.data_ptr() != model.head.weight.data_ptr()
-
-
 def test_initial_weights_have_gpt2s_deviations():
     model = GPT(GPTConfig(vocab_size=2000, context_length=64, emb_dim=256, num_heads=4, num_layers=8))
     block = model.blocks[3]
-    assert model.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert block.feed_forward.up.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for weight in (model.token_embedding.weight, block.feed_forward.up.weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.05)
     for weight in (block.attention.out_proj.weight, block.feed_forward.down.weight):
         assert weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
     assert all(not bias.any() for name, bias in model.named_parameters() if name.endswith("bias"))
@@ -61,37 +51,58 @@ def test_dropout_acts_only_in_training(tokens, config):
     assert torch.equal(model(tokens), model(tokens))
 
 
-def test_one_mask_a_model(model, config):
+def from_meta(model: GPT) -> GPT:
     with torch.device("meta"):
-        empty = GPT(config)
+        empty = GPT(model.config)
     empty.to_empty(device="cpu").load_state_dict(model.state_dict())
-    loaded = GPT(config)
+    return empty
+
+
+def assigned(model: GPT) -> GPT:
+    loaded = GPT(model.config)
     loaded.load_state_dict(model.state_dict(), assign=True)
-    read = GPT.from_weights(config, model.state_dict())
-    for one in (model, empty, loaded, read, copy.deepcopy(model), model.double().float()):
-        assert len({block.attention.mask.data_ptr() for block in one.blocks}) == 1
-        expected = torch.ones(16, 16, dtype=torch.bool).triu(diagonal=1)
-        assert torch.equal(one.blocks[1].attention.mask, expected)
-    assert not any("mask" in name for name in model.state_dict())
-    assert {block.attention.mask.device.type for block in model.to("meta").blocks} == {"meta"}
+    return loaded
 
 
-def test_a_mask_is_made_once(config, monkeypatch):
-    made = []
-    for module in (model_module, multi_head):
-        monkeypatch.setattr(module, "causal_mask", lambda *args: made.append(args) or causal_mask(*args))
-    GPT(config)
-    assert made == [(16,)]
+def assigned_below(model: GPT) -> GPT:
+    outer = torch.nn.ModuleDict({"model": GPT(model.config)})
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    outer.load_state_dict(weights, assign=True)
+    return outer["model"]
 
 
-def test_a_checkpoint_that_carries_masks_still_loads(model, config, tokens):
-    """As the chapter's own modules save them."""
+def with_masks(model: GPT) -> GPT:
+    """Loaded from weights with masks, as the chapter's own modules save them."""
     mask = torch.ones(16, 16).triu(diagonal=1)
-    saved = {**model.state_dict(), **{f"blocks.{i}.attention.mask": mask for i in range(config.num_layers)}}
-    loaded = GPT(config).eval()
-    loaded.load_state_dict(saved)
-    assert torch.equal(loaded(tokens), model(tokens))
-    assert loaded.blocks[0].attention.mask.dtype == torch.bool
+    masks = {f"blocks.{i}.attention.mask": mask for i in range(model.config.num_layers)}
+    loaded = GPT(model.config)
+    loaded.load_state_dict({**model.state_dict(), **masks})
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda model: model, id="new"),
+        pytest.param(copy.deepcopy, id="copied"),
+        pytest.param(lambda model: pickle.loads(pickle.dumps(model)), id="pickled"),
+        pytest.param(lambda model: copy.deepcopy(model).double().float(), id="converted"),
+        pytest.param(lambda model: GPT.from_weights(model.config, model.state_dict()), id="from weights"),
+        *(from_meta, assigned, assigned_below, with_masks),
+    ],
+)
+def test_a_model_has_one_mask_and_a_tied_head_however_it_is_made(make, model, tokens):
+    made = make(model).eval()
+    assert torch.equal(made(tokens), model(tokens))
+    assert made.head.weight is made.token_embedding.weight
+    masks = [block.attention.mask for block in made.blocks]
+    assert len({mask.data_ptr() for mask in masks}) == 1
+    assert torch.equal(masks[1], torch.ones(16, 16, dtype=torch.bool).triu(diagonal=1))
+    assert not any("mask" in name for name in made.state_dict())
+
+
+def test_a_mask_goes_where_its_model_goes(model):
+    assert {block.attention.mask.device.type for block in model.to("meta").blocks} == {"meta"}
 
 
 def test_too_many_tokens_are_refused(model):
@@ -122,40 +133,35 @@ def test_tokens_may_be_int32(model, tokens):
     assert torch.equal(model(tokens.int()), model(tokens))
 
 
-def test_tied_embeddings_stay_tied(model, config, tokens):
-    expected, saved = model(tokens), {name: value.clone() for name, value in model.state_dict().items()}
-    loaded, outer = GPT(config).eval(), torch.nn.ModuleDict({"model": GPT(config)}).eval()
-    loaded.load_state_dict(saved, assign=True)
-    outer.load_state_dict({f"model.{name}": value for name, value in saved.items()}, assign=True)
-    with torch.device("meta"):
-        empty = GPT(config).eval()
-    empty.to_empty(device="cpu").load_state_dict(saved)
-    for other in (loaded, outer["model"], empty, loaded.double().float()):
-        assert other.head.weight is other.token_embedding.weight
-        assert torch.equal(other(tokens), expected)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks.1.attention.W_key.weight": None}, r"blocks\.1\.attention\.W_key\.weight.*\(32, 32\)"),
+        ({"final_norm.bias": torch.zeros(31)}, r"final_norm\.bias has shape \(31,\), expected \(32,\)"),
+        ({"extra": torch.zeros(1)}, "extra"),
+    ],
+    ids=["missing", "another shape", "unknown"],
+)
+def test_weights_that_do_not_fit_are_named(change, message, model, config):
+    weights = {name: tensor for name, tensor in (model.state_dict() | change).items() if tensor is not None}
+    with pytest.raises(InputError, match=message):
+        GPT.from_weights(config, weights)
 
 
-def test_weights_that_do_not_fit_are_named(model, config):
-    weights = dict(model.state_dict())
-    del weights["head.weight"]
-    with pytest.raises(InputError, match=r"blocks\.1\.attention\.W_key\.weight.*\(32, 32\)"):
-        GPT.from_weights(config, {k: v for k, v in weights.items() if k != "blocks.1.attention.W_key.weight"})
-    with pytest.raises(InputError, match=r"final_norm\.bias has shape \(31,\), expected \(32,\)"):
-        GPT.from_weights(config, {**weights, "final_norm.bias": torch.zeros(31)})
-    with pytest.raises(InputError, match="extra"):
-        GPT.from_weights(config, {**weights, "extra": torch.zeros(1)})
+def test_a_state_of_another_model_is_not_loaded(model):
     with pytest.raises(RuntimeError, match=r"Unexpected .*extra"):
         model.load_state_dict({**model.state_dict(), "extra": torch.zeros(1)})
 
 
 def test_attention_stays_within_documents_by_one_mask_for_all_blocks():
     model = GPT(GPTConfig(vocab_size=40, context_length=8, emb_dim=8, num_heads=2, num_layers=3)).eval()
-    made = set()
+    masks = set()
     for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, args, given: made.add(given["attn_mask"]), with_kwargs=True)
+        block.register_forward_pre_hook(
+            lambda _, args, given: masks.add(given["attn_mask"]), with_kwargs=True
+        )
     tokens = torch.randint(0, 40, (1, 8))
-    found = model(tokens, document_ids=torch.tensor([[0] * 5 + [1] * 3]))
-    assert len(made) == 1
-    positions = torch.arange(5, 8)
-    torch.testing.assert_close(found[:, 5:], model(tokens[:, 5:], positions=positions))
-    torch.testing.assert_close(found[:, :5], model(tokens[:, :5]))
+    logits = model(tokens, document_ids=torch.tensor([[0] * 5 + [1] * 3]))
+    assert len(masks) == 1
+    torch.testing.assert_close(logits[:, 5:], model(tokens[:, 5:], positions=torch.arange(5, 8)))
+    torch.testing.assert_close(logits[:, :5], model(tokens[:, :5]))

@@ -55,15 +55,12 @@ def test_a_pipe_gets_a_text_as_it_is(capsys):
 
 @pytest.mark.parametrize("unit", ["bytes", "pictures"])
 def test_a_terminal_gets_a_bar(monkeypatch, unit):
+    terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("sys.stderr", terminal)
     with progress("drawing [/a] [b]", 10, unit=unit) as advance:  # no markup
         advance(10)
-        import sys
-
-        shown = sys.stderr
-    assert "drawing [/a] [b]" in shown.getvalue()
-    assert "10" in shown.getvalue()
+    assert "drawing [/a] [b]" in terminal.getvalue() and "10" in terminal.getvalue()
 
 
 def test_a_counted_thing_is_in_the_singular_or_the_plural():

@@ -74,11 +74,3 @@ def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace)
     again = subprocess.run(command, check=False, timeout=240, **start)
     assert f"resuming runs/big/checkpoints/last.safetensors, after step {saved.step}" in again.stderr
     assert read(tmp_path / "runs/big/checkpoints/last.safetensors").run.step == saved.step + 2
-
-
-def test_one_gpu_has_no_traffic_and_more_divide_the_work(scale):
-    config = GPTConfig.from_name("gpt2-xl")
-    one, eight, many = (scale["hours"](config, gpus) for gpus in (1, 8, 64))
-    assert one == pytest.approx(10e9 * scale["flops_per_token"](config) / (989e12 * 0.4) / 3600)
-    assert one / 8 < eight < one / 7.8
-    assert one / 64 < many < one / 16

@@ -12,22 +12,18 @@ def test_everything_is_in_plain_english(capsys):
     ("name", "text", "found"),
     [
         ("a.md", "A run.\n\nIt counts losses alone.\n", "a.md:3: 'alone', write only"),
-        ("a.md", "It reads the text\nin\nturns.\n", "a.md:1: 'in turns'"),
         ("a.md", "A model. Of two runs, one is kept.\n", "a.md:1: 'Of'"),
-        ("a.md", "- It knows\n- a text by heart\n", "a.md:2: 'by heart'"),
         ("a.md", "| a | b |\n| --- | --- |\n| c | d alone |\n", "a.md:3: 'alone'"),
         ("a.md", "It takes 1, 2, 3, 4 or 5 s.\n", "a.md:1: 5 figures"),
         ("a.md", f"\n{'word ' * 21}\n", "a.md:2: 105 characters"),
         ("a.py", 'def f():\n    """Return a text.\n\n    It is read anew."""\n', "a.py:4: 'anew'"),
         ("a.py", 'x = 1\n# It is read\n# anew.\nprint("it is read anew")\n', "a.py:2: 'anew'"),
-        ("a.py", 'x = 1\nprint(f"{x} is read anew")\n', "a.py:2: 'anew'"),
         ("a.yaml", "run: a\nx: 1  # read anew\n", "a.yaml:2: 'anew'"),
     ],
 )
 def test_what_is_found(name, text, found):
-    assert any(line.startswith(found) for line in words.findings(name, text)), list(
-        words.findings(name, text)
-    )
+    findings = list(words.findings(name, text))
+    assert any(line.startswith(found) for line in findings), findings
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,23 @@
 """Tiny runs of `gpt fit`, and what they end with."""
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from faults.fingerprint import fingerprint
 
 from gpt.cli import main
+from gpt.weights.checkpoint import Checkpoint, read
 
-TINY = [
-    *("fit", "--data.corpus", "text.txt", "--trainer.logger", "csv", "--trainer.accelerator", "cpu"),
-    *("--trainer.precision", "32-true", "--model.compile", "false", "--model.config.dropout", "0.2"),
-    *("--data.vocabulary", "null", "--model.config.vocab_size", "300"),
-    *("--model.config.context_length", "16", "--log_every", "4"),
-    *("--model.config.emb_dim", "32", "--model.config.num_heads", "2", "--model.config.num_layers", "1"),
-    *("--data.batch_size", "37", "--trainer.accumulate_grad_batches", "2"),
-    *("--trainer.val_check_interval", "7", "--trainer.max_steps", "20"),
-]
+COMMAND = """fit --data.corpus text.txt --data.vocabulary null --data.batch_size 37
+--model.config.vocab_size 300 --model.config.context_length 16 --model.config.emb_dim 32
+--model.config.num_heads 2 --model.config.num_layers 1 --model.config.dropout 0.2 --model.compile false
+--trainer.accelerator cpu --trainer.precision 32-true --trainer.logger csv --log_every 4
+--trainer.accumulate_grad_batches 2 --trainer.val_check_interval 7 --trainer.max_steps 20"""
+TINY = COMMAND.split()
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 300
 
 
@@ -35,9 +35,14 @@ def trainer(**options) -> pl.Trainer:
     )
 
 
+def gpt(command: str) -> int:
+    """Run `gpt COMMAND`, whose words contain no blanks, and return its exit status."""
+    return main(command.split())
+
+
 def fit(*options: str) -> int:
-    """`gpt fit` on the tiny run."""
-    return main([*TINY, *options])
+    """Run `gpt fit` on the tiny run with these options, which may stand in one text."""
+    return main([*TINY, *" ".join(options).split()])
 
 
 def run_in(folder: Path, *options: str) -> Path:
@@ -49,12 +54,28 @@ def run_in(folder: Path, *options: str) -> Path:
     return folder / "runs" / "whole"
 
 
+def folder_of(run: Path | str) -> Path:
+    """The folder of a run; a text is the name of a run in the current folder."""
+    return run if isinstance(run, Path) else Path("runs", run)
+
+
 def rows(run: Path | str) -> list[dict[str, str]]:
-    """Those of metrics.csv of a run, or of the one of this name in the current folder."""
-    text = Path("runs", run, "metrics.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    """The rows of a run's metrics.csv."""
+    with (folder_of(run) / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def result(run: Path) -> tuple[str, list[dict[str, str]], str]:
-    """All that the run's last checkpoint restores, as a hash, its metrics, its samples."""
-    return *fingerprint(run), (run / "samples.txt").read_text(encoding="utf-8")
+def checkpoint(run: Path | str, name: str = "last") -> Checkpoint:
+    """A checkpoint of a run."""
+    return read(folder_of(run) / "checkpoints" / f"{name}.safetensors")
+
+
+def summary(run: Path | str) -> dict[str, Any]:
+    """A run's summary.json."""
+    return json.loads((folder_of(run) / "summary.json").read_text(encoding="utf-8"))
+
+
+def result(run: Path | str) -> tuple[str, list[dict[str, str]], str]:
+    """All that a run's last checkpoint restores, as a hash, its metrics, its samples."""
+    folder = folder_of(run)
+    return *fingerprint(folder), (folder / "samples.txt").read_text(encoding="utf-8")

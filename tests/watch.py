@@ -15,12 +15,12 @@ from pathlib import Path
 
 def descendants(mark: bytes) -> list[int]:
     """The processes with the mark in their environment."""
-    found = []
+    pids = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if mark in file.read_bytes().split(b"\0"):
-                found.append(int(file.parent.name))
-    return found
+                pids.append(int(file.parent.name))
+    return pids
 
 
 def main() -> None:

@@ -1,14 +1,11 @@
 """The rule of plans: its table, the options that it keeps, and what has no plan."""
 
-import itertools
-import math
-
 import pytest
 import yaml
 from processes import ROOT
 
 from gpt.errors import InputError
-from gpt.plan.rule import LADDER, USUAL_COMPUTE, Given, Machine, Plan, Text, choose, trained_on
+from gpt.plan.rule import USUAL_COMPUTE, Given, Machine, Plan, Text, choose, trained_on
 from gpt.run.arguments import options_of, typed
 from gpt.training.sampled import LATE
 
@@ -26,10 +23,7 @@ def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE,
     ("seconds", "shape", "context", "windows"),
     [
         (3, (64, 1), 64, 12),
-        (10, (96, 1), 64, 12),
-        (30, (96, 2), 64, 24),
         (100, (128, 2), 64, 24),
-        (200, (160, 2), 64, 24),
         (600, (192, 3), 128, 24),
         (3600, (256, 4), 128, 48),
         (36_000, (320, 5), 256, 96),
@@ -38,14 +32,14 @@ def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE,
 def test_more_compute_buys_wider_and_deeper_models_longer_windows_and_larger_batches(
     seconds, shape, context, windows
 ):
-    found = plan(Text(size=2 * 10**6, val_fraction=0.05), seconds).shape
-    assert (found.emb_dim, found.num_layers) == shape
-    assert (found.context_length, found.batch_size) == (context, windows)
+    result = plan(Text(size=2 * 10**6, val_fraction=0.05), seconds).shape
+    assert (result.emb_dim, result.num_layers) == shape
+    assert (result.context_length, result.batch_size) == (context, windows)
 
 
 @pytest.mark.parametrize(
     ("size", "ids"),
-    [(1_000, 512), (255_000, 512), (257_000, 1024), (2_040_000, 4096), (2_050_000, 8192), (10**7, 8192)],
+    [(1_000, 512), (255_000, 512), (257_000, 1024), (10**7, 8192)],
 )
 def test_a_vocabulary_has_225_bytes_of_text_for_each_id(size, ids):
     """A tenth is held out."""
@@ -59,16 +53,15 @@ def test_a_vocabulary_has_225_bytes_of_text_for_each_id(size, ids):
         (2_000_000, 0.0, 0.0),
         (1_000_000, 0.05, 0.0),
         (600_000, 0.05, 0.1),
-        (200_000, 0.05, 0.1),
         (50_000, 0.05, 0.2),
     ],
 )
 def test_what_is_read_often_is_not_learned_by_heart(size, bpe_dropout, dropout):
-    found = plan(Text(size=size, val_fraction=0.1))
-    assert (found.bpe_dropout, found.dropout) == (bpe_dropout, dropout)
-    config = found.options()
+    result = plan(Text(size=size, val_fraction=0.1))
+    assert (result.bpe_dropout, result.dropout) == (bpe_dropout, dropout)
+    config = result.options()
     assert (config["data"]["bpe_dropout"], config["model"]["config"]["dropout"]) == (bpe_dropout, dropout)
-    assert (f"dropout {dropout}, " in str(found)) == bool(dropout)
+    assert (f"dropout {dropout}, " in str(result)) == bool(dropout)
 
 
 def test_a_text_of_records_has_longer_windows_and_no_dropout():
@@ -88,53 +81,47 @@ def test_a_long_text_has_longer_windows(size, context):
 
 
 def test_a_short_text_is_read_sixty_times_before_its_result_decides():
-    found = plan(Text(size=20_000, val_fraction=0.1))
-    assert found.epochs == pytest.approx(60, rel=0.01)
-    assert not found.is_whole and "and longer while held-out text gains" in str(found)
-    assert found.shape.blocks + found.shape.table <= 5 * 18_000
-    assert found.shape.tokens <= 18_000 / 1.9 / 16 + 64
+    result = plan(Text(size=20_000, val_fraction=0.1))
+    assert result.epochs == pytest.approx(60, rel=0.01)
+    assert not result.is_whole and "and longer while held-out text gains" in str(result)
+    assert result.shape.blocks + result.shape.table <= 5 * 18_000
+    assert result.shape.tokens <= 18_000 / 1.9 / 16 + 64
     longer = plan(Text(size=20_000, val_fraction=0.1), 100 * USUAL)
-    assert (longer.shape.emb_dim, longer.epochs) == (found.shape.emb_dim, pytest.approx(60, rel=0.01))
+    assert (longer.shape.emb_dim, longer.epochs) == (result.shape.emb_dim, pytest.approx(60, rel=0.01))
     assert plan(Text(size=20_000, val_fraction=0.0)).is_whole  # nothing could decide
 
 
-@pytest.mark.parametrize("seconds", [30, 100, 600])
-@pytest.mark.parametrize("size", [200_000, 10**6, 10**7])
+@pytest.mark.parametrize(("seconds", "size"), [(30, 10**6), (100, 200_000), (600, 10**7)])
 def test_the_steps_take_the_time(seconds, size):
-    found = plan(Text(size=size, val_fraction=0.05), seconds)
-    if not found.is_whole:
-        return
-    early = found.shape.operations(8) / CORE.speed * (1.3 if found.dropout else 1.0)
-    validating = found.validations * found.validation
-    assert 2 <= found.validations <= 5
-    assert found.steps * early * (1 + LATE * (found.slower - 1)) + validating == pytest.approx(
-        seconds, rel=0.12
-    )
-    assert found.slower > 1.0
-    assert found.tokens <= trained_on(CORE, seconds, found.shape)
+    """At the machine's speed, with the validations and the slower updates at the end."""
+    result = plan(Text(size=size, val_fraction=0.05), seconds)
+    early = result.shape.operations(8) / CORE.speed * (1.3 if result.dropout else 1.0)
+    training = result.steps * early * (1 + LATE * (result.slower - 1))
+    assert result.is_whole and 2 <= result.validations <= 5 and result.slower > 1.0
+    assert training + result.validations * result.validation == pytest.approx(seconds, rel=0.12)
+    assert result.tokens <= trained_on(CORE, seconds, result.shape)
 
 
 def test_options_given_by_hand_are_kept():
-    found = plan(emb_dim=96, num_layers=5, batch_size=7)
-    assert (found.shape.emb_dim, found.shape.num_layers, found.shape.batch_size) == (96, 5, 7)
+    result = plan(emb_dim=96, num_layers=5, batch_size=7)
+    assert (result.shape.emb_dim, result.shape.num_layers, result.shape.batch_size) == (96, 5, 7)
     given = {"num_heads": 2, "context_length": 32, "vocab_size": 700, "dropout": 0.3}
-    found = plan(**given)
-    options = options_of(typed(found.options()))
+    options = options_of(typed(plan(**given).options()))
     assert {name: getattr(options.model.config, name) for name in given} == given
     assert plan(emb_dim=256).shape.num_layers == 4
     assert plan(num_layers=3).shape.emb_dim == 96  # about as many weights as 128 x 2
 
 
-@pytest.mark.parametrize(("width", "heads"), [(97, 1), (100, 2), (250, 5), (400, 5), (20, 1), (768, 12)])
+@pytest.mark.parametrize(("width", "heads"), [(97, 1), (100, 2), (250, 5), (20, 1), (768, 12)])
 def test_a_width_by_hand_has_heads_that_divide_it(width, heads):
     assert plan(seconds=3600, emb_dim=width).num_heads == heads
 
 
 def test_a_prepared_text_keeps_its_vocabulary_and_its_count_of_tokens():
     text = Text(size=1_000_000, val_fraction=0.1, vocab_size=600, tokens=250_000)
-    found = plan(text)
-    assert found.shape.vocab_size == 600
-    assert found.epochs == pytest.approx(found.tokens * 4 / 900_000)
+    result = plan(text)
+    assert result.shape.vocab_size == 600
+    assert result.epochs == pytest.approx(result.tokens * 4 / 900_000)
 
 
 def test_a_model_fits_into_memory():
@@ -163,11 +150,11 @@ def test_what_cannot_be_planned_is_said_in_a_line(more, line):
 def test_wide_models_on_a_gpu_have_the_rates_of_gpt2():
     recipe = yaml.safe_load((ROOT / "configs" / "gpt2-small.yaml").read_text("utf-8"))["model"]["optimizer"]
     text = Text(size=10**9, val_fraction=0.003)
-    found = plan(text, 28_000, GPU)
-    assert found.shape.emb_dim >= 768
-    assert (found.shape.vocab_size, found.shape.context_length) == (32_768, 1024)
-    assert found.shape.tokens <= 65_536
-    options = found.options()
+    result = plan(text, 28_000, GPU)
+    assert result.shape.emb_dim >= 768
+    assert (result.shape.vocab_size, result.shape.context_length) == (32_768, 1024)
+    assert result.shape.tokens <= 65_536
+    options = result.options()
     assert options["model"]["optimizer"]["lr"] <= recipe["lr"]
     assert options["model"]["optimizer"]["rest_lr"] <= recipe["rest_lr"]
     assert options["model"]["compile"] and not plan(text, 300, GPU).compile and not plan(text, 3600).compile
@@ -179,10 +166,3 @@ def test_several_processes_divide_a_batch():
     two = Machine(speed=CORE.speed, memory=CORE.memory, is_gpu=False, processes=2)
     one = plan().options()["data"]["batch_size"]
     assert plan(machine=two).options()["data"]["batch_size"] == one / 2
-
-
-def test_the_ladder_climbs():
-    weights = [layers * width**2 for width, layers in LADDER]
-    assert weights == sorted(weights)
-    assert all(later / earlier < 4.1 for earlier, later in itertools.pairwise(weights))
-    assert all(math.log2(width / 32) >= 0 for width, _ in LADDER)

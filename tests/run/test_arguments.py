@@ -4,98 +4,86 @@ import os
 from pathlib import Path
 
 import pytest
-from tiny_runs import fit, result
+from tiny_runs import checkpoint, fit, gpt, result
 
-from gpt.cli import main
 from gpt.run.arguments import scan
-from gpt.run.options import OPTIONS
+from gpt.run.options import OPTIONS, Options
 from gpt.run.start import start
-from gpt.weights.checkpoint import read
 
-FEW = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+FEW = "--model.optimizer.name adamw --trainer.max_steps 2 --trainer.val_check_interval 2"
 
 
 def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
-    assert fit(*FEW, "--run", "r") == 0
-    assert main(["fit", "--resume", "runs/r", "--trainer.max_steps", "4"]) == 0
-    Path("runs/r/config.yaml").rename("alone.yaml")
-    assert main(["fit", "--config", "alone.yaml", "--run", "again"]) == 0
-    assert read("runs/again/checkpoints/last.safetensors").run.step == 4
-    assert result(Path("runs/again"))[1][0]["step"] == "2"  # from the beginning
+    assert fit(f"{FEW} --run r") == 0
+    assert gpt("fit --resume runs/r --trainer.max_steps 4") == 0
+    Path("runs/r/config.yaml").rename("moved.yaml")
+    assert gpt("fit --config moved.yaml --run again") == 0
+    assert checkpoint("again").run.step == 4
+    assert result("again")[1][0]["step"] == "2"  # from the beginning
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--resume", "runs/mine", "--run", "other"],
-            "--run other is not the run that is resumed, runs/mine",
-        ),
-        (
-            ["--resume", "runs/mine", "--model.init_from", "gpt2"],
-            "--model.init_from gpt2: the run that is resumed",
-        ),
-        (["--seed_everything", "-1"], "seed_everything"),
-        (["--resume", ""], "no checkpoint in ."),
-        (["--run", ""], "expected a plain folder name for --run, got ''"),
+        ("--resume runs/mine --run other", "--run other is not the run that is resumed, runs/mine"),
+        ("--resume runs/mine --model.init_from gpt2", "--model.init_from gpt2: the run that is resumed"),
+        ("--seed_everything -1", "seed_everything"),
+        ("--resume=", "no checkpoint in ."),
+        ("--run=", "expected a plain folder name for --run, got ''"),
     ],
 )
-def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, mine, capsys):
-    assert main(["fit", "--data.corpus", "text.txt", *options]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+def test_what_is_mistyped_or_contradicts_itself_starts_no_run(options, message, mine, refusal):
+    assert message in refusal(f"fit --data.corpus text.txt {options}")
     assert os.listdir("runs") == ["mine"]
 
 
 def test_a_resume_with_nothing_left_to_do_writes_nothing(mine, capsys):
     before = {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()}
-    assert main(["fit", "--resume", "runs/mine", "--log_every", "1"]) == 0
+    assert gpt("fit --resume runs/mine --log_every 1") == 0
     assert "all 2 steps are done" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()} == before
 
 
-def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, capsys):
-    assert main(["validate"]) == 2
-    assert "--ckpt_path" in capsys.readouterr().err
-    assert fit(*FEW, "--data.val_fraction", "0", "--run", "r") == 0
-    capsys.readouterr()
-    assert main(["validate", "runs/r"]) == 2
-    assert "no text is held out: give a --data.val_fraction above 0" in capsys.readouterr().err
-    assert main(["validate", "runs/r", "--data.val_fraction", "0.1"]) == 0
+def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, refusal, capsys):
+    assert "--ckpt_path" in refusal("validate")
+    assert fit(f"{FEW} --data.val_fraction 0 --run r") == 0
+    assert "no text is held out: give a --data.val_fraction above 0" in refusal("validate runs/r")
+    assert gpt("validate runs/r --data.val_fraction 0.1") == 0
     assert "val_bits_per_byte" in capsys.readouterr().out
 
 
-def test_a_config_is_a_file_or_one_of_the_package(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert start("fit", ["--config", "tinyshakespeare"]).options.model.config.emb_dim == 128
-    (tmp_path / "tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
-    assert start("fit", ["--config", "tinyshakespeare"]).options.run == "mine"
-    assert main(["fit", "--config", "../quick"]) == 2
-    error = capsys.readouterr().err
+def options_of(command: str) -> Options:
+    return start("fit", command.split()).options
+
+
+def test_a_config_is_a_file_or_one_of_the_package(workplace, refusal):
+    assert options_of("--config tinyshakespeare").model.config.emb_dim == 128
+    Path("tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
+    assert options_of("--config tinyshakespeare").run == "mine"
+    error = refusal("fit --config ../quick")
     assert "--config ../quick: no such file, nor one of" in error and "sweep, tinyshakespeare" in error
 
 
 def test_the_last_of_several_sources_counts(workplace):
     Path("a.yaml").write_text("trainer: {max_steps: 5, max_epochs: 7}\nlog_every: 3\n", encoding="utf-8")
     Path("b.yaml").write_text("trainer: {max_steps: 6}\n", encoding="utf-8")
-    options = start("fit", ["--log_every", "9", "--config", "a.yaml", "--config", "b.yaml"]).options
+    options = options_of("--log_every 9 --config a.yaml --config b.yaml")
     assert (options.trainer.max_steps, options.trainer.max_epochs, options.log_every) == (6, 7, 9)
     assert options.model.config.emb_dim == 768  # a file takes the recipe's place
 
 
 def test_a_text_before_the_options_is_the_corpus(workplace):
-    assert start("fit", ["my.txt", "--data.shift", *FEW]).options.data.corpus == "my.txt"
-    assert start("fit", ["my.txt", "--data.shift", *FEW]).options.data.shift
+    data = options_of(f"my.txt --data.shift {FEW}").data
+    assert (data.corpus, data.shift) == ("my.txt", True)
 
 
 def test_print_config_is_a_file_for_config(workplace, capsys):
     Path("my.txt").touch()
-    words = ["my.txt", "--trainer.max_steps", "7", "--model.optimizer.betas", "[0.8, 0.9]", "--run", "2024"]
-    assert main(["fit", *words, "--print_config"]) == 0
+    command = "my.txt --trainer.max_steps 7 --model.optimizer.betas [0.8,0.9] --run 2024"
+    assert gpt(f"fit {command} --print_config") == 0
     Path("printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
-    printed = start("fit", ["--config", "printed.yaml"]).options
-    assert printed == start("fit", words).options
+    printed = options_of("--config printed.yaml")
+    assert printed == options_of(command)
     assert (printed.run, printed.model.optimizer.betas) == ("2024", (0.8, 0.9))
 
 
@@ -111,27 +99,23 @@ def test_print_config_is_a_file_for_config(workplace, capsys):
         ("optimizer.lr", "model.optimizer.lr"),
     ],
 )
-def test_an_unknown_option_is_answered_with_what_was_meant(given, meant, workplace, capsys):
-    assert main(["fit", f"--{given}", "3"]) == 2
-    err = capsys.readouterr().err
-    assert f"there is no option --{given}; did you mean --{meant}?" in err and err.count("\n") == 1
+def test_an_unknown_option_is_answered_with_what_was_meant(given, meant, workplace, refusal):
+    assert f"there is no option --{given}; did you mean --{meant}?" in refusal(f"fit --{given} 3")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--trainer.precision", "fp16"], "expected one of '32-true', 'bf16-mixed', '16-mixed', got"),
-        (["--data.batch_size", "many"], "--data.batch_size: expected int, got 'many'"),
-        (["--data.batch_size"], "--data.batch_size: expected one argument"),
-        (["--minutes", "an hour"], "expected a time, such as 90s, 10m or 8h"),
-        (["-x"], "there is no option --x"),
-        (["--model.optimizer.lr", "nan"], "--model.optimizer.lr: expected float"),
+        ("--trainer.precision fp16", "expected one of '32-true', 'bf16-mixed', '16-mixed', got"),
+        ("--data.batch_size many", "--data.batch_size: expected int, got 'many'"),
+        ("--data.batch_size", "--data.batch_size: expected one argument"),
+        ("--minutes an-hour", "expected a time, such as 90s, 10m or 8h"),
+        ("-x", "there is no option --x"),
+        ("--model.optimizer.lr nan", "--model.optimizer.lr: expected float"),
     ],
 )
-def test_a_value_that_is_none_says_what_was_expected(options, message, workplace, capsys):
-    assert main(["fit", *options]) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1
+def test_a_value_that_is_none_says_what_was_expected(options, message, workplace, refusal):
+    assert message in refusal(f"fit {options}")
 
 
 TYPED = ["###", "~", "[end]", "'a'", '"a"', '["a"]', '{"a": 1}', "1", "true", "&a", "---"]

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import fit
+from tiny_runs import fit, gpt
 
-from gpt.cli import main
 from gpt.weights.checkpoint import read
 from gpt.weights.load import find
 
-SHORT = ["--model.optimizer.name", "adamw", "--trainer.max_steps", "4", "--checkpoint_every", "2"]
-RUN = [*SHORT, "--trainer.val_check_interval", "2", "--keep_checkpoints", "9", "--run", "r"]
+SHORT = "--model.optimizer.name adamw --trainer.max_steps 4 --checkpoint_every 2"
+RUN = f"{SHORT} --trainer.val_check_interval 2 --keep_checkpoints 9 --run r"
 CHECKPOINTS = Path("runs/r/checkpoints")
 
 
@@ -21,11 +20,11 @@ def best() -> tuple[int, float]:
 
 
 def test_a_rewind_sets_the_later_best_aside(workplace):
-    assert fit(*RUN) == 0
+    assert fit(RUN) == 0
     before = best()
     assert before[0] == 4
-    worse = ["--model.optimizer.lr", "0", "--trainer.max_steps", "4"]
-    assert main(["fit", "--resume", str(CHECKPOINTS / "step-2.safetensors"), *worse]) == 0
+    worse = "--model.optimizer.lr 0 --trainer.max_steps 4"
+    assert gpt(f"fit --resume {CHECKPOINTS / 'step-2.safetensors'} {worse}") == 0
     assert best()[1] > before[1]  # the best since step 2
     aside = CHECKPOINTS / "best-step-4.safetensors"
     assert read(aside).run.step == 4
@@ -34,12 +33,12 @@ def test_a_rewind_sets_the_later_best_aside(workplace):
 
 
 def test_another_text_begins_the_best_again(workplace, capsys):
-    assert fit(*RUN, "--model.optimizer.lr", "0.05", "--model.optimizer.warmup_steps", "0") == 0
+    assert fit(f"{RUN} --model.optimizer.lr 0.05 --model.optimizer.warmup_steps 0") == 0
     before = best()
     harder = "".join(f"{number * 7919 % 10007} " for number in range(4000))
     (workplace / "other.txt").write_text(harder, encoding="utf-8")
-    more = ["--data.corpus", "other.txt", "--trainer.max_steps", "6", "--model.optimizer.lr", "0"]
-    assert main(["fit", "--resume", "runs/r", *more]) == 0
+    more = "--data.corpus other.txt --trainer.max_steps 6 --model.optimizer.lr 0"
+    assert gpt(f"fit --resume runs/r {more}") == 0
     assert "the text is not the one that this run was trained on" in capsys.readouterr().err
     after = best()
     assert after[0] == 6
@@ -48,18 +47,17 @@ def test_another_text_begins_the_best_again(workplace, capsys):
 
 
 def test_a_run_that_has_no_best_takes_another_text(workplace):
-    assert fit(*RUN, "--data.val_fraction", "0") == 0
+    assert fit(f"{RUN} --data.val_fraction 0") == 0
     (workplace / "other.txt").write_text("".join(f"{number} " for number in range(4000)), encoding="utf-8")
-    more = ["--data.corpus", "other.txt", "--trainer.max_steps", "6", "--data.val_fraction", "0.1"]
-    assert main(["fit", "--resume", "runs/r", *more]) == 0
+    more = "--data.corpus other.txt --trainer.max_steps 6 --data.val_fraction 0.1"
+    assert gpt(f"fit --resume runs/r {more}") == 0
     assert best()[0] == 6
 
 
 def test_a_best_that_a_kill_left_without_its_name_is_named(workplace):
-    assert fit(*RUN) == 0
+    assert fit(RUN) == 0
     before = best()
     (CHECKPOINTS / "best.safetensors").unlink()
-    more = ["--trainer.max_steps", "6", "--model.optimizer.lr", "0"]
-    more += ["--model.optimizer.rest_lr", "0"]  # the loss stays what it was
-    assert main(["fit", "--resume", "runs/r", *more]) == 0
+    more = "--trainer.max_steps 6 --model.optimizer.lr 0 --model.optimizer.rest_lr 0"  # the loss stays
+    assert gpt(f"fit --resume runs/r {more}") == 0
     assert best() == before

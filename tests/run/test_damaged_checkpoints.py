@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from rewritten import retold, rewritten
-from tiny_runs import fit
+from tiny_runs import fit, gpt
 
-from gpt.cli import main
 from gpt.errors import InputError
 from gpt.run.checkpoint import save
 from gpt.weights.checkpoint import read
@@ -23,23 +22,14 @@ def saved(mine):
     return read(LAST)
 
 
-def refused(capsys, *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "Traceback" not in err
-    return err
-
-
-def test_values_that_no_run_saves(saved, capsys):
-    weights = {"token_embedding.weight": torch.zeros(1)}
-    path = str(rewritten(LAST, EVIL, tensors=weights))
-    assert "has shape (1,)" in refused(capsys, "fit", "--resume", path, "--trainer.max_steps", "3")
+def test_values_that_no_run_saves(saved, refusal):
+    rewritten(LAST, EVIL, tensors={"token_embedding.weight": torch.zeros(1)})
+    assert "has shape (1,)" in refusal(f"fit --resume {EVIL} --trainer.max_steps 3")
     options = {**saved.run.options, "trainer": {**saved.run.options["trainer"], "max_time": "evil.yaml"}}
-    path = str(rewritten(LAST, EVIL, run={"options": options}))
-    assert "evil.yaml" in refused(capsys, "validate", "--ckpt_path", path)
-    config = {**saved.model.config, "num_heads": 10**9, "emb_dim": 10**9}
-    refused(capsys, "generate", "--checkpoint", str(rewritten(LAST, EVIL, model={"config": config})))
+    rewritten(LAST, EVIL, run={"options": options})
+    assert "evil.yaml" in refusal(f"validate --ckpt_path {EVIL}")
+    rewritten(LAST, EVIL, model={"config": {**saved.model.config, "num_heads": 10**9, "emb_dim": 10**9}})
+    refusal(f"generate --checkpoint {EVIL}")
 
 
 @pytest.mark.parametrize(
@@ -54,10 +44,10 @@ def test_values_that_no_run_saves(saved, capsys):
         ('"place":', f'"place":{1 << 53},"was":'),
     ],
 )
-def test_numbers_that_are_none_or_out_of_range(text, value, mine, capsys):
+def test_numbers_that_are_none_or_out_of_range(text, value, mine, refusal):
     """Edited in the header, with the right checksum: the values are wrong, or too large."""
     retold(LAST, EVIL, text, value)
-    assert "evil.safetensors" in refused(capsys, "fit", "--resume", str(EVIL), "--trainer.max_steps", "3")
+    assert "evil.safetensors" in refusal(f"fit --resume {EVIL} --trainer.max_steps 3")
 
 
 def test_a_save_that_no_reader_would_take_is_not_made(saved, tmp_path):
@@ -67,31 +57,34 @@ def test_a_save_that_no_reader_would_take_is_not_made(saved, tmp_path):
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("change", ["missing", "shape", "unknown"])
-def test_an_optimizer_state_that_is_not_the_weights(change, saved, capsys):
-    name = "optimizer/final_norm.weight/exp_avg"
-    changed = {
-        "missing": {name: None},
-        "shape": {name: torch.zeros(7)},
-        "unknown": {"optimizer/final_norm.weight/speed": torch.zeros(32)},
-    }[change]
-    path = str(rewritten(LAST, EVIL, tensors=changed))
-    assert main(["fit", "--resume", path, "--trainer.max_steps", "3"]) == 2
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        pytest.param("final_norm.weight/exp_avg", None, id="missing"),
+        pytest.param("final_norm.weight/exp_avg", torch.zeros(7), id="another shape"),
+        pytest.param("final_norm.weight/speed", torch.zeros(32), id="unknown"),
+    ],
+)
+def test_an_optimizer_state_that_is_not_the_weights(name, tensor, saved, capsys):
+    rewritten(LAST, EVIL, tensors={f"optimizer/{name}": tensor})
+    assert gpt(f"fit --resume {EVIL} --trainer.max_steps 3") == 2
     *_, told = capsys.readouterr().err.splitlines()
     assert "evil.safetensors: the optimizer's" in told and "final_norm.weight" in told
     assert read(LAST).run.step == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_among_the_checkpoints_stops_nobody(saved, capsys):
+def test_a_pipe_among_the_checkpoints_stops_nobody(mine, refusal):
     os.mkfifo("runs/mine/checkpoints/pipe.safetensors")
-    assert fit("--trainer.max_steps", "1", "--run", "other") == 0
-    assert main(["fit", "--resume", "runs/mine", "--trainer.max_steps", "3"]) == 0
-    assert "no checkpoint at" in refused(capsys, "fit", "--resume", "runs/mine/checkpoints/pipe.safetensors")
+    assert fit("--trainer.max_steps 1 --run other") == 0
+    assert gpt("fit --resume runs/mine --trainer.max_steps 3") == 0
+    assert "no checkpoint at" in refusal("fit --resume runs/mine/checkpoints/pipe.safetensors")
 
 
-def test_settings_that_do_not_fit_the_weights(saved, capsys):
-    for config in ({"emb_dim": 10**9}, {"emb_dim": "1e9"}, {"num_layers": [1]}, {"x": 1}):
-        path = str(rewritten(LAST, EVIL, model={"config": {**saved.model.config, **config}}))
-        for command in (["validate", "--ckpt_path"], ["fit", "--resume"]):  # the latter has no step left
-            assert "evil.safetensors" in refused(capsys, *command, path)
+@pytest.mark.parametrize(
+    "config", [{"emb_dim": 10**9}, {"emb_dim": "1e9"}, {"num_layers": [1]}, {"x": 1}], ids=str
+)
+def test_settings_that_do_not_fit_the_weights(config, saved, refusal):
+    rewritten(LAST, EVIL, model={"config": {**saved.model.config, **config}})
+    for command in ("validate --ckpt_path", "fit --resume"):  # the latter has no step left
+        assert "evil.safetensors" in refusal(f"{command} {EVIL}")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import fit, result
+from tiny_runs import fit, gpt, result
 
-from gpt.cli import main
 from gpt.training import compilation
 from gpt.training.module import LanguageModel
 
@@ -30,15 +29,15 @@ def test_it_is_on_while_a_run_trains_and_changes_nothing_on_a_cpu(workplace, mon
         return original(self, *arguments)
 
     monkeypatch.setattr(LanguageModel, "training_step", step)
-    short = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2"]
-    assert fit(*short, "--run", "plain") == 0
+    short = "--trainer.max_steps 4 --trainer.val_check_interval 2"
+    assert fit(f"{short} --run plain") == 0
     assert set(modes) == {(False, True)}
     modes.clear()
-    assert fit(*short, "--run", "strict", "--trainer.deterministic", "true") == 0
+    assert fit(f"{short} --run strict --trainer.deterministic true") == 0
     assert set(modes) == {(True, True)}  # with "warn", attention's backward pass would not be deterministic
     assert torch._inductor.config.deterministic  # no choice of kernels by their speed
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert result(Path("runs/strict")) == result(Path("runs/plain"))
+    assert result("strict") == result("plain")
 
 
 def cut(run: str, step: int) -> Path:
@@ -50,8 +49,8 @@ def cut(run: str, step: int) -> Path:
     return copy
 
 
-EVERY_STEP = ["--checkpoint_every", "1", "--keep_checkpoints", "9", "--model.compile", "true"]
-EVERY_STEP += ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2"]
+EVERY_STEP = """--checkpoint_every 1 --keep_checkpoints 9 --model.compile true --trainer.max_steps 4
+--trainer.val_check_interval 2"""
 
 
 @pytest.mark.slow
@@ -63,7 +62,7 @@ def test_a_compiled_run_with_dropout_resumes_exactly(workplace):
         pytest.skip("no C++ compiler")
     for mode in ("false", "true"):
         shutil.rmtree("runs", ignore_errors=True)
-        assert fit(*EVERY_STEP, "--run", "whole", "--trainer.deterministic", mode) == 0
+        assert fit(f"{EVERY_STEP} --run whole --trainer.deterministic {mode}") == 0
         run = cut("whole", 2)
-        assert main(["fit", "--resume", str(run)]) == 0
-        assert result(run) == result(Path("runs/whole"))
+        assert gpt(f"fit --resume {run}") == 0
+        assert result(run) == result("whole")

@@ -10,21 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import TINY, rows
+from tiny_runs import COMMAND, checkpoint, rows
 
 from gpt.weights.checkpoint import read, snapshots_of
 
 FORKS = Path(__file__).parents[1] / "forks.py"
-PLAIN = [
-    *TINY,
-    *("--model.config.dropout", "0", "--log_every", "1"),
-    *("--trainer.accumulate_grad_batches", "1", "--trainer.val_check_interval", "5"),
-    *("--trainer.max_steps", "10", "--checkpoint_every", "5", "--keep_checkpoints", "9"),
-]
-ONE = [*PLAIN, "--data.batch_size", "36"]
-TWO = [*PLAIN, "--data.batch_size", "18", "--trainer.devices", "2"]
+PLAIN = f"""{COMMAND} --model.config.dropout 0 --log_every 1 --trainer.accumulate_grad_batches 1
+--trainer.val_check_interval 5 --trainer.max_steps 10 --checkpoint_every 5 --keep_checkpoints 9"""
+ONE = f"{PLAIN} --data.batch_size 36"
+TWO = f"{PLAIN} --data.batch_size 18 --trainer.devices 2"
 
-Launch = Callable[..., None]
+Launch = Callable[..., str]
 
 pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
 
@@ -46,16 +42,16 @@ def forks() -> Iterator[subprocess.Popen]:
 
 @pytest.fixture
 def launch(forks: subprocess.Popen, workplace: Path) -> Launch:
-    """Runs `gpt ARGUMENTS` on so many processes and expects these exit statuses."""
+    """Runs `gpt COMMAND` on so many processes, expects these exit statuses, and returns what they print."""
 
     def run(
-        *arguments: str,
+        command: str,
         processes: int = 2,
         terminate: tuple[list[int], int] | None = None,
         sabotage: str | None = None,
         status: int = 0,
-    ):
-        asked = {"folder": str(workplace), "arguments": arguments, "processes": processes}
+    ) -> str:
+        asked = {"folder": str(workplace), "arguments": command.split(), "processes": processes}
         forks.stdin.write(json.dumps({**asked, "terminate": terminate, "sabotage": sabotage}) + "\n")
         forks.stdin.flush()
         ended = {}
@@ -73,90 +69,75 @@ def losses(run: str) -> list[float]:
     return [float(row[name]) for row in rows(run) for name in names if row[name]]
 
 
-def weights(run: str, name: str = "last.safetensors") -> dict[str, torch.Tensor]:
-    return read(f"runs/{run}/checkpoints/{name}").weights
-
-
-def assert_same(run: str, other: str) -> None:
+def assert_close(run: str, other: str, losses_rel: float = 1e-5, **tolerance: float) -> None:
     """Losses and weights equal except for the order in which sums over the batch are added up."""
-    assert losses(run) == pytest.approx(losses(other), rel=1e-5)
-    one, two = weights(run), weights(other)
-    assert one.keys() == two.keys()
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
+    assert losses(run) == pytest.approx(losses(other), rel=losses_rel)
+    weights, expected = checkpoint(run).weights, checkpoint(other).weights
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        tolerances = {"rtol": 1e-3, "atol": 1e-4, **tolerance}
+        torch.testing.assert_close(weight, expected[name], **tolerances, msg=name)
 
 
 def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(launch):
-    launch(*ONE, "--run", "one", processes=1)
-    launch(*TWO, "--run", "two")
+    launch(f"{ONE} --run one", processes=1)
+    launch(f"{TWO} --run two")
     assert sorted(os.listdir("runs")) == ["one", "two"]  # the processes agreed on the folder
     assert len(losses("two")) == 10 + 2 * 2
-    assert_same("one", "two")
+    assert_close("one", "two")
     *_, (step, _, path) = snapshots_of(Path("runs/two"))
     assert step == 10
     for name, weight in read(path).weights.items():
-        assert torch.equal(weight, weights("two")[name].bfloat16())
+        assert torch.equal(weight, checkpoint("two").weights[name].bfloat16())
     shutil.copytree("runs/one", "runs/from-one")
     shutil.copytree("runs/two", "runs/from-two")
 
-    told = launch(*TWO, "--resume", "runs/from-one/checkpoints/step-5.safetensors")
+    told = launch(f"{TWO} --resume runs/from-one/checkpoints/step-5.safetensors")
     assert "after step 5" in told
-    assert_same("from-one", "one")
-    one = [*ONE, "--trainer.devices", "1"]
-    launch(*one, "--resume", "runs/from-two/checkpoints/step-5.safetensors", processes=1)
-    assert_same("from-two", "one")
+    assert_close("from-one", "one")
+    step_5 = "runs/from-two/checkpoints/step-5.safetensors"
+    launch(f"{ONE} --trainer.devices 1 --resume {step_5}", processes=1)
+    assert_close("from-two", "one")
 
 
 def test_two_processes_weigh_what_they_score_as_one_does(launch, workplace):
     """Completions of 1 to 10 tokens: the mean of an update is over its scored tokens, whoever has them."""
     lines = [json.dumps({"prompt": "fox", "completion": " fox" * (1 + k * k % 10)}) for k in range(200)]
     (workplace / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    options = [*PLAIN, "--data.corpus", "pairs.jsonl", "--data.val_fraction", "0.2"]
-    options += ["--model.optimizer.name", "adamw", "--model.optimizer.betas", "[0.9, 0.95]"]
-    for batch, devices, run in (("8", "1", "one"), ("4", "2", "two")):
-        how = ["--data.batch_size", batch, "--trainer.devices", devices]
-        launch(*options, *how, "--run", run, processes=int(devices))
-    assert_same("one", "two")
-    how = ["--data.tokens_per_update", str(8 * 16), "--data.batch_size", "2", "--trainer.devices", "2"]
-    launch(*options, *how, "--run", "accumulating")
-    assert_same("one", "accumulating")
+    command = f"{PLAIN} --data.corpus pairs.jsonl --data.val_fraction 0.2 --model.optimizer.name adamw"
+    launch(f"{command} --data.batch_size 8 --trainer.devices 1 --run one", processes=1)
+    launch(f"{command} --data.batch_size 4 --trainer.devices 2 --run two")
+    accumulate = f"--data.tokens_per_update {8 * 16} --data.batch_size 2 --trainer.devices 2"
+    launch(f"{command} {accumulate} --run accumulating")
+    assert_close("two", "one")
+    assert_close("accumulating", "one")
 
 
 def test_processes_that_are_no_longer_replicas_stop_without_saving(launch):
     """In the last bit of one weight."""
-    told = launch(*TWO, "--run", "two", sabotage="diverge", status=2)
+    told = launch(f"{TWO} --run two", sabotage="diverge", status=2)
     assert "process 1 has other values than process 0 after step 5, in " in told
     assert not list(Path("runs/two/checkpoints").glob("*"))
 
 
 def test_masks_are_not_sent_from_process_to_process(launch):
-    launch(*TWO, "--run", "two", sabotage="buffers")
+    launch(f"{TWO} --run two", sabotage="buffers")
 
 
 @pytest.mark.slow
 def test_tokens_per_update_make_the_same_run_on_any_number_of_processes(launch):
     """One process accumulates three batches of 12 windows, each of two processes two of 9."""
-    options = [
-        *PLAIN,
-        "--model.optimizer.name",
-        "adamw",
-        "--data.tokens_per_update",
-        str(36 * 16),
-        "--data.batch_size",
-        "12",
-    ]
-    one, two = ["--trainer.devices", "1"], ["--trainer.devices", "2"]
-    launch(*options, *one, "--run", "one", processes=1)
-    launch(*options, *two, "--run", "two")
-    launch(*options, *two, "--run", "changing", terminate=([0], 3), status=143)
-    launch("fit", "--resume", "runs/changing", *one, processes=1, terminate=([0], 6), status=143)
-    assert read("runs/changing/checkpoints/last.safetensors").run.step == 7
-    launch("fit", "--resume", "runs/changing", *two)
+    command = f"{PLAIN} --model.optimizer.name adamw --data.tokens_per_update {36 * 16} --data.batch_size 12"
+    launch(f"{command} --trainer.devices 1 --run one", processes=1)
+    launch(f"{command} --trainer.devices 2 --run two")
+    launch(f"{command} --trainer.devices 2 --run changing", terminate=([0], 3), status=143)
+    resume = "fit --resume runs/changing --trainer.devices"
+    launch(f"{resume} 1", processes=1, terminate=([0], 6), status=143)
+    assert checkpoint("changing").run.step == 7
+    launch(f"{resume} 2")
     for run in ("two", "changing"):
         assert len(losses(run)) == 10 + 2 * 2
-        assert losses(run) == pytest.approx(losses("one"), rel=1e-5)
-        for name, weight in weights("one").items():
-            torch.testing.assert_close(weights(run)[name], weight, rtol=0, atol=1e-4, msg=name)
+        assert_close(run, "one", rtol=0)
 
 
 def test_a_signal_stops_both_and_they_resume_exactly(launch):
@@ -164,52 +145,46 @@ def test_a_signal_stops_both_and_they_resume_exactly(launch):
 
     Only the first finds the temperature of a validation.
     """
-    options = [*TWO, "--model.config.dropout", "0.3", "--temperature_scaling", "true"]
-    launch(*options, "--run", "whole")
+    command = f"{TWO} --model.config.dropout 0.3 --temperature_scaling true"
+    launch(f"{command} --run whole")
     for run, ranks in (("one", [1]), ("all", [0, 1])):
-        launch(*options, "--run", run, terminate=(ranks, 3), status=143)
-        saved = read(f"runs/{run}/checkpoints/last.safetensors")
+        launch(f"{command} --run {run}", terminate=(ranks, 3), status=143)
+        saved = checkpoint(run)
         assert saved.run.step == 4
         assert not torch.equal(saved.tensors["random/0/cpu"], saved.tensors["random/1/cpu"])
-        launch("fit", "--resume", "auto", "--run", run)
-        for name, weight in weights("whole").items():
-            assert torch.equal(weights(run)[name], weight)
+        launch(f"fit --resume auto --run {run}")
+        for name, weight in checkpoint("whole").weights.items():
+            assert torch.equal(checkpoint(run).weights[name], weight)
         assert losses(run) == losses("whole")
-        last = "checkpoints/last.safetensors"
-        assert read(f"runs/{run}/{last}").run.best_loss == read(f"runs/whole/{last}").run.best_loss
+        assert checkpoint(run).run.best_loss == checkpoint("whole").run.best_loss
 
 
 def test_a_full_disk_of_one_process_stops_both(launch):
-    options = [*TWO, "--checkpoint_every", "2", "--run", "full"]
-    told = launch(*options, sabotage="full", status=2)
+    told = launch(f"{TWO} --checkpoint_every 2 --run full", sabotage="full", status=2)
     assert "runs/full/checkpoints/last.safetensors: No space left on device" in told
-    assert read("runs/full/checkpoints/last.safetensors").run.step == 5
-    launch("fit", "--resume", "auto", "--run", "full")
-    assert read("runs/full/checkpoints/last.safetensors").run.step == 10
+    assert checkpoint("full").run.step == 5
+    launch("fit --resume auto --run full")
+    assert checkpoint("full").run.step == 10
 
 
 @pytest.mark.slow
 def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
     """The same micro-batches of 9 windows, half of them on each: sums differ only in their order."""
-    options = [*PLAIN, "--data.tokens_per_update", str(36 * 16), "--data.batch_size", "9"]
-    options += ["--trainer.precision", "bf16-mixed", "--model.checkpoint_activations", "true"]
-    # The keys' biases have gradients from rounding only, which these betas, unlike the recipe's, keep small.
-    options += ["--model.optimizer.betas", "[0.9, 0.95]"]
-    launch(*options, "--trainer.devices", "1", "--run", "one", processes=1)
-    launch(*options, "--trainer.devices", "2", "--run", "two")
-    assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
-    for name, weight in weights("one").items():
-        torch.testing.assert_close(weights("two")[name], weight, rtol=0, atol=1e-3, msg=name)
+    command = f"{PLAIN} --data.tokens_per_update {36 * 16} --data.batch_size 9"
+    command += " --trainer.precision bf16-mixed --model.checkpoint_activations true"
+    launch(f"{command} --trainer.devices 1 --run one", processes=1)
+    launch(f"{command} --trainer.devices 2 --run two")
+    assert_close("two", "one", losses_rel=1e-4, rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_the_first_process_plans_for_both(launch):
     """Whose clocks and speeds differ: both make the same updates of the same model, and end in time."""
     Path("text.txt").write_text("".join(f"{n * n} is the square of {n}.\n" for n in range(9000)), "utf-8")
-    small = ["--model.config.emb_dim", "32", "--model.config.num_layers", "1", "--trainer.accelerator", "cpu"]
-    told = launch("fit", "text.txt", *small, "--minutes", "20s", "--run", "timed")
+    small = "--model.config.emb_dim 32 --model.config.num_layers 1 --trainer.accelerator cpu"
+    told = launch(f"fit text.txt {small} --minutes 20s --run timed")
     assert told.count("the plan is 32 x 1") == 1
     assert "ended after step " in told
-    run = read("runs/timed/checkpoints/last.safetensors").run
+    run = checkpoint("timed").run
     assert run.step == run.total > 0
     assert run.options["trainer"]["devices"] == 2

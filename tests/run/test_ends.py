@@ -1,68 +1,104 @@
 """A run ends where its limits say, its learning rate decayed and its last step validated."""
 
-import json
 from pathlib import Path
 
 import pytest
-from tiny_runs import fit, result, rows
+from tiny_runs import checkpoint, fit, gpt, result, rows, summary
 
-from gpt.cli import main
 from gpt.training import compilation
 from gpt.training.module import LanguageModel
-from gpt.weights.checkpoint import read
 
-ADAMW = ["--model.optimizer.name", "adamw", "--model.optimizer.warmup_steps", "0"]
-NO_STEPS = ["--trainer.max_steps", "-1"]
+ADAMW = "--model.optimizer.name adamw --run r"
+# The rate falls in a straight line from 0.01: before update k of n it is 0.01 * (1 - k / n).
+LINEAR = f"{ADAMW} --log_every 1 --model.optimizer.schedule linear --model.optimizer.lr 0.01"
+FROM_THE_PEAK = f"{LINEAR} --model.optimizer.warmup_steps 0"
+NO_STEPS = "--trainer.max_steps -1"
+
+
+def line(first: int, steps: int) -> object:
+    """The learning rates of a run of so many steps, from the step after `first` on."""
+    return pytest.approx([0.01 * (1 - step / steps) for step in range(first, steps)])
+
+
+def validated_steps(run: str) -> list[int]:
+    return [int(row["step"]) for row in rows(run) if row["val_loss"]]
 
 
 @pytest.mark.parametrize(
-    ("options", "steps", "reason"),
+    ("options", "updates", "tokens", "validated", "reason"),
     [
-        (["--trainer.max_epochs", "2"], 18, "max_epochs 2 of 9 steps"),
-        (["--trainer.max_epochs", "4"], 20, "max_steps 20"),
-        (["--trainer.max_steps", "7", "--trainer.max_time", "00:10:00:00"], 7, "max_steps 7"),
-        (["--trainer.max_steps", "1"], 1, "max_steps 1"),
+        pytest.param(
+            "--trainer.max_steps 4 --data.batch_size 10",
+            *(4, 4 * 10 * 16, [2, 4], "max_steps 4"),
+            id="a batch is an update",
+        ),
+        pytest.param(
+            "--trainer.max_steps 4 --data.batch_size 5 --data.tokens_per_update 320",
+            *(4, 1280, [2, 4], "max_steps 4"),
+            id="4 batches of 5 windows",
+        ),
+        pytest.param(
+            "--trainer.max_steps 5 --data.batch_size 3 --data.tokens_per_update 320",
+            *(5, 1600, [2, 4, 5], "max_steps 5"),
+            id="10 batches of 2, the largest that divides 20 windows; the last is validated",
+        ),
+        pytest.param(
+            f"{NO_STEPS} --trainer.max_epochs 1 --data.batch_size 5 --data.tokens_per_update 1600",
+            *(7, 7 * 1600, [2, 4, 6, 7], "max_epochs 1 of 7 steps"),
+            id="the text has 652 windows, an update 100",
+        ),
+        pytest.param(
+            "--trainer.max_steps 5 --trainer.max_epochs 2 --data.batch_size 5 --data.tokens_per_update 1600",
+            *(5, 5 * 1600, [2, 4, 5], "max_steps 5"),
+            id="the first of two limits",
+        ),
+        pytest.param(
+            f"{NO_STEPS} --trainer.max_time 1s --data.batch_size 20",
+            *(8, 8 * 320, [2, 4, 6, 8], "max_time 0:00:01"),
+            id="an update takes an eighth of a second",
+        ),
+        pytest.param(
+            "--trainer.max_steps 6 --trainer.max_time 1s --data.batch_size 20",
+            *(6, 6 * 320, [2, 4, 6], "max_steps 6"),
+            id="steps before time",
+        ),
     ],
 )
-def test_the_first_limit_is_planned_for_and_named(options, steps, reason, workplace, capsys):
-    """An epoch of this text is 9 updates of 2 x 37 windows."""
-    linear = ["--model.optimizer.schedule", "linear", "--log_every", "1"]
-    assert fit(*ADAMW, *linear, *options, "--run", "r") == 0
+def test_a_run_is_as_long_as_its_options_say(
+    options, updates, tokens, validated, reason, workplace, clock, capsys
+):
+    """On two processes: `test_tokens_per_update_make_the_same_run_on_any_number_of_processes`."""
+    used = clock()
+    intervals = "--trainer.accumulate_grad_batches 1 --trainer.val_check_interval 2"
+    assert fit(LINEAR, "--model.optimizer.warmup_steps 2", intervals, options) == 0
     err = capsys.readouterr().err
-    assert f"planned: {steps} steps ({reason}" in err
-    assert ("whichever comes first" in err) == ("--trainer.max_time" in options)
-    assert f"ended after step {steps}: {reason}" in err
-    last = rows("r")[-2:]
-    assert [row["step"] for row in last] == [str(steps)] * 2
-    assert float(last[0]["learning_rate"]) == pytest.approx(0.005 / steps)  # in the last of the line's steps
-    assert last[1]["val_loss"]
-    assert json.loads(Path("runs/r/summary.json").read_text(encoding="utf-8"))["steps"] == steps
+    assert NO_STEPS in options or f"planned: {updates} steps ({reason}" in err
+    assert ("whichever comes first" in err) == ("max_steps 6" in options)
+    assert f"ended after step {updates}: {reason}" in err
+    trained = [row for row in rows("r") if row["train_loss"]]
+    assert [int(row["step"]) for row in trained] == list(range(1, updates + 1))
+    assert int(float(trained[-1]["tokens"])) == tokens
+    assert validated_steps("r") == validated
+    rates = [float(row["learning_rate"]) for row in trained]
+    assert rates == pytest.approx(used)
+    assert rates[2:] == line(0, updates - 2)
+    assert summary("r")["steps"] == updates
     assert Path("runs/r/checkpoints/best.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    "more", [["--trainer.max_steps", "1000"], [*NO_STEPS, "--trainer.max_epochs", "100"]]
-)
+@pytest.mark.parametrize("more", ["--trainer.max_steps 1000", f"{NO_STEPS} --trainer.max_epochs 100"])
 def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, clock, capsys):
-    clock()
-    limit = ["--trainer.max_time", "00:00:00:02", *more]
-    linear = ["--model.optimizer.schedule", "linear", "--log_every", "1"]
-    assert fit(*ADAMW, *linear, *limit, "--run", "r") == 0
+    used = clock()
+    assert fit(FROM_THE_PEAK, "--trainer.max_time 00:00:00:02", more) == 0
     err = capsys.readouterr().err
     assert "0:00:02 of training (max_time)" in err
     assert "ended after step 16: max_time 0:00:02" in err
-    rates = [float(row["learning_rate"]) for row in rows("r") if row["train_loss"]]
-    assert len(rates) == 16
-    peak = rates[2] / (14 / 16)
-    for step, rate in enumerate(rates[2:], start=2):  # before the first update nothing is known of the speed
-        assert rate == pytest.approx(peak * (1 - step / 16))
-
-
-LINEAR = ["--model.optimizer.schedule", "linear", "--model.optimizer.lr", "0.01"]
+    # Before the first update nothing is known of the speed.
+    assert used[2:] == line(2, 16)
 
 
 def test_a_run_without_a_limit_is_refused(workplace, capsys):
-    assert fit(*NO_STEPS) == 2
+    assert fit(NO_STEPS) == 2
     assert "the run needs an end: give --trainer.max_steps" in capsys.readouterr().err
     assert not Path("runs").exists()
 
@@ -71,68 +107,39 @@ def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeyp
     """The first update takes 6.125 of 8 seconds: the 15 updates that fit into the rest are planned for."""
     monkeypatch.setattr(compilation, "compile_model", lambda module: None)
     used = clock(first=6.0)
-    limit = [*NO_STEPS, "--trainer.max_time", "00:00:00:08", "--model.compile", "true"]
-    assert fit(*ADAMW, *LINEAR, *limit, "--run", "r") == 0
+    assert fit(FROM_THE_PEAK, NO_STEPS, "--trainer.max_time 8s --model.compile true") == 0
     assert "ended after step 16: max_time 0:00:08" in capsys.readouterr().err
-    assert used[:2] == pytest.approx(
-        [0.01] * 2
-    )  # until the second update has ended, nothing is known of the speed
-    assert used[2:] == pytest.approx([0.01 * (1 - step / 16) for step in range(2, 16)])
+    # Until the second update has ended, nothing is known of the speed.
+    assert used[:2] == pytest.approx([0.01, 0.01])
+    assert used[2:] == line(2, 16)
 
 
 def test_a_resumed_run_goes_on_with_the_learning_rate_of_its_time_limit(workplace, clock):
     """Its first update too: 8 of 16 updates are made when half of the 2 seconds is over."""
     used = clock()
-    limit = [*LINEAR, "--trainer.max_time", "00:00:00:02"]
-    assert fit(*ADAMW, *limit, "--trainer.max_steps", "8", "--run", "r") == 0
+    assert fit(FROM_THE_PEAK, "--trainer.max_time 2s --trainer.max_steps 8") == 0
     used.clear()
-    assert main(["fit", "--resume", "runs/r", *NO_STEPS]) == 0
-    assert used == pytest.approx([0.01 * (1 - step / 16) for step in range(8, 16)])
+    assert gpt(f"fit --resume runs/r {NO_STEPS}") == 0
+    assert used == line(8, 16)
 
 
 def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
-    epochs = [*ADAMW, *NO_STEPS, "--model.optimizer.schedule", "constant"]
-    assert fit(*epochs, "--trainer.max_epochs", "1", "--run", "more") == 0
-    assert main(["fit", "--resume", "runs/more", "--trainer.max_epochs", "3"]) == 0
-    assert fit(*epochs, "--trainer.max_epochs", "3", "--run", "straight") == 0
-    assert result(Path("runs/more"))[0] == result(Path("runs/straight"))[0]
+    epochs = f"{ADAMW} {NO_STEPS} --model.optimizer.schedule constant"
+    assert fit(epochs, "--trainer.max_epochs 1 --run more") == 0
+    assert gpt("fit --resume runs/more --trainer.max_epochs 3") == 0
+    assert fit(epochs, "--trainer.max_epochs 3 --run straight") == 0
+    assert result("more")[0] == result("straight")[0]
     for row in rows("more"):  # of validations too, which come between two intervals
         assert int(float(row["tokens"])) == int(row["step"]) * 2 * 37 * 16
 
 
 @pytest.mark.parametrize(("steps", "validated"), [(17, [8, 17]), (18, [8, 16, 18])])
 def test_no_validation_comes_just_before_the_last(workplace, steps, validated):
-    every = ["--trainer.val_check_interval", "8", "--trainer.max_steps", str(steps)]
-    assert fit(*ADAMW, *every, "--run", "r") == 0
-    assert [int(row["step"]) for row in rows("r") if row["val_loss"]] == validated
+    assert fit(ADAMW, f"--trainer.val_check_interval 8 --trainer.max_steps {steps}") == 0
+    assert validated_steps("r") == validated
 
 
-def test_early_stopping_ends_the_run_once_and_for_all(workplace, capsys):
-    """With a learning rate that makes the loss worse."""
-    worse = [
-        "--model.optimizer.rest_lr",
-        "3",
-        "--trainer.val_check_interval",
-        "1",
-        "--trainer.max_steps",
-        "99",
-    ]
-    assert fit(*ADAMW, *worse, "--trainer.max_steps", "99", "--early_stopping", "2", "--run", "r") == 0
-    err = capsys.readouterr().err
-    assert "early stopping: val_loss was lowest" in err
-    losses = [float(row["val_loss"]) for row in rows("r") if row["val_loss"]]
-    best = losses.index(min(losses)) + 1
-    assert len(losses) == best + 2
-    assert read("runs/r/checkpoints/best.safetensors").run.step == best
-    before = result(Path("runs/r"))
-    assert main(["fit", "--resume", "runs/r"]) == 0
-    assert "ended after step" in capsys.readouterr().err
-    assert result(Path("runs/r")) == before
-    assert main(["fit", "--resume", "runs/r", "--early_stopping", "4"]) == 0
-    assert len([row for row in rows("r") if row["val_loss"]]) == best + 4
-
-
-def validated_as(monkeypatch, *losses: float) -> None:
+def validate_as(monkeypatch, *losses: float) -> None:
     """Let the validations give these losses, the last one again and again."""
     left = list(losses)
 
@@ -143,31 +150,36 @@ def validated_as(monkeypatch, *losses: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "patience", "steps"),
+    ("losses", "patience", "best"),
     [
-        ((5.0, 4.0, 3.0, 2.0, 9.0), 1, 10),
-        ((5.0, 4.0, 3.0, 3.5), 1, 8),
-        ((5.0, float("inf"), float("nan")), 2, 6),
+        ((5.0, 4.0, 3.0, 2.0, 9.0), 1, 8),
+        ((5.0, 6.0, 3.0, 3.5), 2, 6),
+        ((5.0, float("inf"), float("nan")), 2, 2),
     ],
+    ids=["rises", "rises, falls and rises", "is not finite"],
 )
-def test_early_stopping_ends_a_run_that_does_not_improve(
-    losses, patience, steps, workplace, monkeypatch, capsys
-):
-    validated_as(monkeypatch, *losses)
-    early = ["--early_stopping", str(patience), "--trainer.val_check_interval", "2"]
-    assert fit(*ADAMW, *early, "--run", "r") == 0
-    why = f"val_loss was lowest after step {steps - 2 * patience}"
-    assert f"ended after step {steps}: early stopping: {why}" in capsys.readouterr().err
+def test_early_stopping_ends_a_run_once_and_for_all(losses, patience, best, workplace, monkeypatch, capsys):
+    validate_as(monkeypatch, *losses)
+    assert fit(ADAMW, f"--trainer.val_check_interval 2 --early_stopping {patience}") == 0
+    steps = best + 2 * patience
+    told = f"ended after step {steps}: early stopping: val_loss was lowest after step {best}"
+    assert told in capsys.readouterr().err
+    assert checkpoint("r", "best").run.step == best
+    before = result("r")
+    assert gpt("fit --resume runs/r") == 0
+    assert "ended after step" in capsys.readouterr().err
+    assert result("r") == before
+    assert gpt(f"fit --resume runs/r --early_stopping {patience + 2}") == 0
+    assert validated_steps("r")[-1] == steps + 4
 
 
 def test_a_run_whose_time_is_over_makes_no_step_when_it_is_resumed(workplace, clock, capsys):
     clock()
-    assert fit(*ADAMW, *NO_STEPS, "--trainer.max_time", "00:00:00:02", "--run", "r") == 0
-    before = result(Path("runs/r"))
-    assert before[1][-1]["step"] == "16"
+    assert fit(ADAMW, NO_STEPS, "--trainer.max_time 2s") == 0
+    before = result("r")
     capsys.readouterr()
-    assert main(["fit", "--resume", "runs/r"]) == 0
+    assert gpt("fit --resume runs/r") == 0
     assert "ended after step 16: max_time 0:00:02" in capsys.readouterr().err
-    assert result(Path("runs/r")) == before
-    assert main(["fit", "--resume", "runs/r", "--trainer.max_time", "00:00:00:03"]) == 0
+    assert result("r") == before
+    assert gpt("fit --resume runs/r --trainer.max_time 3s") == 0
     assert "ended after step 24: max_time 0:00:03" in capsys.readouterr().err

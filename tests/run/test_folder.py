@@ -8,20 +8,17 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from processes import forked
-from tiny_runs import TINY, result
-
-from gpt.cli import main
-from gpt.weights.checkpoint import read
+from tiny_runs import COMMAND, checkpoint, gpt, result
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and flock")
 
 
-def test_a_run_that_is_in_use_is_not_resumed(mine, capsys):
+def test_a_run_that_is_in_use_is_not_resumed(mine, refusal):
     before = {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()}
     with FileLock("runs/mine/.lock"):
-        for how in (["runs/mine"], ["auto_or_new", "--run", "mine"]):
-            assert main(["fit", "--resume", *how, "--trainer.max_steps", "3"]) == 2
-            assert "runs/mine is in use by another process" in capsys.readouterr().err
+        for how in ("runs/mine", "auto_or_new --run mine"):
+            err = refusal(f"fit --resume {how} --trainer.max_steps 3")
+            assert "runs/mine is in use by another process" in err
     assert {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()} == before
 
 
@@ -33,8 +30,8 @@ def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
         "pathlib.Path('ready-{}').touch()\n"
         "while not pathlib.Path('go').exists(): time.sleep(0.001)\n"
     )
-    arguments = [*TINY, "--trainer.max_steps", "3", "--run", "twin", "--model.optimizer.name", "adamw"]
-    with forked(arguments, code=wait.format(0)) as one, forked(arguments, code=wait.format(1)) as other:
+    command = f"{COMMAND} --trainer.max_steps 3 --run twin --model.optimizer.name adamw".split()
+    with forked(command, code=wait.format(0)) as one, forked(command, code=wait.format(1)) as other:
         deadline = time.monotonic() + 120
         while len(list(Path().glob("ready-*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -43,7 +40,7 @@ def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
             process.join(120)
         assert [one.exitcode, other.exitcode] == [0, 0]
     assert sorted(os.listdir("runs")) == ["twin", "twin-2"]
-    assert result(Path("runs/twin"))[:2] == result(Path("runs/twin-2"))[:2]
+    assert result("twin")[:2] == result("twin-2")[:2]
 
 
 def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(mine):
@@ -55,8 +52,8 @@ def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(
     }
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
-    checkpoint = (mine / "checkpoints/last.safetensors").rename("project/checkpoints/last.safetensors")
-    assert main(["fit", "--resume", str(checkpoint), "--trainer.max_steps", "3", "--run", "new"]) == 0
+    moved = (mine / "checkpoints/last.safetensors").rename("project/checkpoints/last.safetensors")
+    assert gpt(f"fit --resume {moved} --trainer.max_steps 3 --run new") == 0
     assert {name: Path(name).read_text(encoding="utf-8") for name in files} == files
     assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]
-    assert read("runs/new/checkpoints/last.safetensors").run.step == 3
+    assert checkpoint("new").run.step == 3

@@ -32,11 +32,11 @@ def losses() -> list[float]:
 def test_the_quick_recipe_learns_as_it_did(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = [float(line) for line in (HERE / "golden.csv").read_text("utf-8").split()]
-    found = losses()
-    assert len(found) == len(expected) == 61
-    assert found[:10] == pytest.approx(expected[:10], rel=1e-4)
-    assert found == pytest.approx(expected, rel=2e-3)
-    assert found[-1] < found[0] - 2
+    actual = losses()
+    assert len(actual) == len(expected) == 61
+    assert actual[:10] == pytest.approx(expected[:10], rel=1e-4)
+    assert actual == pytest.approx(expected, rel=2e-3)
+    assert actual[-1] < actual[0] - 2
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from tiny_runs import fit, result
 
 from gpt.weights.checkpoint import read
 
-RUN = ["--snapshot_megabytes", "0", "--trainer.val_check_interval", "8", "--checkpoint_every", "6"]
-RUN += ["--model.optimizer.name", "adamw", "--trainer.max_steps", "11"]
+RUN = "--snapshot_megabytes 0 --trainer.val_check_interval 8 --checkpoint_every 6"
+RUN += " --model.optimizer.name adamw --trainer.max_steps 11"
 
 
 class Killed(BaseException):
@@ -29,7 +29,7 @@ def ended(run: str) -> tuple:
 @pytest.mark.parametrize("links", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_kill_at_any_write_loses_nothing(links, workplace, monkeypatch):
     """Also between `last` and `best` of the last update, and where a file system knows no links."""
-    assert fit("--run", "whole", *RUN) == 0
+    assert fit(f"--run whole {RUN}") == 0
     wanted = ended("whole")
     assert wanted[1] == 11
     replace, link = os.replace, os.link
@@ -56,10 +56,10 @@ def test_a_kill_at_any_write_loses_nothing(links, workplace, monkeypatch):
     while made >= number:  # until a run ends before the next kill
         made, number = 0, number + 1
         try:
-            assert fit("--run", "cut", "--resume", "auto_or_new", *RUN) == 0
+            assert fit(f"--run cut --resume auto_or_new {RUN}") == 0
         except Killed:
             survived, number = number, -number
-            assert fit("--run", "cut", "--resume", "auto_or_new", *RUN) == 0
+            assert fit(f"--run cut --resume auto_or_new {RUN}") == 0
             number = survived
             made = number
         assert ended("cut") == wanted, number

@@ -2,8 +2,8 @@ import os
 
 import pytest
 import torch
+from tiny_runs import gpt
 
-from gpt.cli import main
 from gpt.run.listing import read_rows, table
 from gpt.weights.checkpoint import ModelPart, RunPart, write
 
@@ -32,7 +32,7 @@ def test_runs_are_listed_by_their_newest_checkpoint(save, tmp_path, monkeypatch,
     save("new", "last", session=1, save=1, step=5, total=40, seconds=6.0, saved_at=200000.0)
     (tmp_path / "runs" / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert main(["runs"]) == 0
+    assert gpt("runs") == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split("  ")[0] == "run" and "bits per byte" in heading
     new, old = (line.split() for line in lines)
@@ -58,6 +58,6 @@ def test_no_run_is_one_line(exists, tmp_path, capsys):
     folder = tmp_path / "runs"
     if exists:
         os.mkdir(folder)
-    assert main(["runs", "--folder", str(folder)]) == 2
+    assert gpt(f"runs --folder {folder}") == 2
     error = capsys.readouterr().err
     assert "start one with 'gpt fit'" in error and error.count("\n") == 1

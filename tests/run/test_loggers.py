@@ -4,24 +4,26 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from tiny_runs import TINY, fit, rows
+from tiny_runs import TINY, fit, gpt, rows
 
-from gpt.cli import main
 from gpt.run import record
 from gpt.training.module import LanguageModel
 
-SHORT = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "2", "--log_every", "1", "--run", "r"]
+SHORT = "--trainer.max_steps 4 --trainer.val_check_interval 2 --log_every 1 --run r"
+WANDB = "--trainer.accumulate_grad_batches 1 --trainer.logger wandb"
 
 
 def test_tensorboard_has_the_figures_of_the_csv(workplace):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    assert fit(*SHORT, "--trainer.logger", "tensorboard") == 0
+    assert fit(f"{SHORT} --trainer.logger tensorboard") == 0
     events = EventAccumulator("runs/r/tensorboard").Reload()
     written = yaml.safe_load(Path("runs/r/tensorboard/hparams.yaml").read_text("utf-8"))
     assert written["trainer"]["max_steps"] == 4
@@ -63,7 +65,7 @@ def wandb(workplace, monkeypatch) -> list[FakeWandb]:
     return FakeWandb.made
 
 
-def after_step_2(monkeypatch, act) -> None:
+def act_after_step_2(monkeypatch, act: Callable[[], object]) -> None:
     def loss(self, batch, original=LanguageModel.loss):
         if self.training and self.step == 2:
             act()
@@ -72,46 +74,37 @@ def after_step_2(monkeypatch, act) -> None:
     monkeypatch.setattr(LanguageModel, "loss", loss)
 
 
-def test_a_logger_is_told_the_options_and_that_the_run_succeeded(wandb):
-    assert fit(*SHORT, "--trainer.logger", "wandb") == 0
-    (run,) = wandb
-    assert run.options["trainer"]["max_steps"] == 4
-    assert run.told == ["success", 0]
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        pytest.param(lambda: None, ["success", 0], id="succeeds"),
+        pytest.param(lambda: {}["broken"], ["failed", 1], id="fails"),
+        pytest.param(lambda: signal.raise_signal(signal.SIGTERM), ["aborted", 1], id="is stopped"),
+    ],
+)
+def test_a_logger_is_told_the_options_and_how_the_run_ends(act, told, wandb, monkeypatch):
+    act_after_step_2(monkeypatch, act)
+    with suppress(KeyError, SystemExit):
+        fit(SHORT, WANDB)
+    assert wandb[0].options["trainer"]["max_steps"] == 4
+    assert wandb[0].told == told
 
 
-def test_a_logger_is_told_that_the_run_failed(wandb, monkeypatch):
-    after_step_2(monkeypatch, lambda: {}["broken"])
-    with pytest.raises(KeyError):
-        fit(*SHORT, "--trainer.logger", "wandb")
-    assert wandb[0].told == ["failed", 1]
-
-
-def test_a_logger_is_told_that_a_signal_ended_the_run_and_goes_on_with_it(wandb, monkeypatch):
-    with monkeypatch.context() as patch:
-        after_step_2(patch, lambda: signal.raise_signal(signal.SIGTERM))
-        with pytest.raises(SystemExit):
-            fit(*SHORT, "--trainer.accumulate_grad_batches", "1", "--trainer.logger", "wandb")
-    assert main(["fit", "--resume", "runs/r", "--trainer.logger", "wandb"]) == 0
-    assert fit(*SHORT, "--run", "other", "--trainer.logger", "wandb") == 0
-    stopped, resumed, other = wandb
-    assert stopped.told == ["aborted", 1]
-    assert resumed.told == ["success", 0]
-    assert stopped.id == resumed.id != other.id
+def test_a_resumed_run_goes_on_with_the_record_of_its_logger(wandb):
+    assert fit(SHORT, WANDB) == 0
+    assert gpt("fit --resume runs/r --trainer.max_steps 5 --trainer.logger wandb") == 0
+    assert fit(SHORT, WANDB, "--run other") == 0
+    first, resumed, other = wandb
+    assert first.id == resumed.id != other.id
 
 
 @pytest.mark.slow
 def test_weights_and_biases_offline(workplace):
     """In a process of its own: Weights & Biases writes its record when the process ends."""
     pytest.importorskip("wandb")
-    command = [sys.executable, "-m", "gpt.cli", *TINY, *SHORT, "--trainer.logger", "csv,wandb"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "WANDB_MODE": "offline"},
-        check=False,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "gpt", *TINY, *SHORT.split(), "--trainer.logger", "csv,wandb"]
+    environment = {**os.environ, "WANDB_MODE": "offline"}
+    done = subprocess.run(command, env=environment, check=False, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
     (record,) = workplace.glob("runs/r/wandb/offline-run-*/*.wandb")
     assert b"val_bits_per_byte" in record.read_bytes()

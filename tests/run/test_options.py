@@ -7,15 +7,15 @@ import pytest
 import torch
 import yaml
 from faults.watched import watched
+from processes import ROOT
 from rewritten import rewritten
-from tiny_runs import TINY, fit
+from tiny_runs import COMMAND, checkpoint, fit, gpt
 
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.run.options import OPTIONS, TrainerOptions
 from gpt.run.start import is_local, start
 from gpt.training.module import LanguageModel
-from gpt.weights.checkpoint import read
 
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}
 HOSTILE = {
@@ -41,20 +41,28 @@ def hostile_folder(workplace, monkeypatch) -> Path:
     recipe = "corpus: {files: ['https://example.org/text.txt']}\n"
     (workplace / "evil-recipe.yaml").write_text(recipe, encoding="utf-8")
     monkeypatch.syspath_prepend(str(workplace))
-    return workplace
+    yield workplace
+    assert not Path("pwned").exists()
 
 
 def changed(options: dict, by: dict) -> dict:
     """Nested options with some in the place of others."""
-    found = dict(options)
+    result = dict(options)
     for name, value in by.items():
-        inner = isinstance(value, dict) and isinstance(found.get(name), dict)
-        found[name] = changed(found[name], value) if inner else value
-    return found
+        has_both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = changed(result[name], value) if has_both else value
+    return result
+
+
+def with_options(run: Path, by: dict, to: Path = Path("runs/evil")) -> Path:
+    """The checkpoint of a run as one in `to` that says that it was made with other options."""
+    options = changed(checkpoint(run).run.options, by)
+    last = "checkpoints/last.safetensors"
+    return rewritten(run / last, to / last, run={"options": options})
 
 
 @pytest.mark.parametrize(
-    ("words", "updates"),
+    ("options", "updates"),
     [
         ("--config quick", 400),
         ("--trainer.max_steps 100000", 400),
@@ -64,71 +72,58 @@ def changed(options: dict, by: dict) -> dict:
         ("--trainer.max_steps 50 --trainer.val_check_interval 50", 50),
     ],
 )
-def test_a_short_run_is_validated_five_times(words, updates):
-    assert start("fit", words.split()).options.trainer.interval == updates
+def test_a_short_run_is_validated_five_times(options, updates):
+    assert start("fit", options.split()).options.trainer.interval == updates
 
 
 @pytest.mark.parametrize("way", ["fit --resume", "validate --ckpt_path"])
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("by", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_option_of_a_checkpoint_is_refused_and_nothing_happens(
-    name, way, two_steps, hostile_folder, capsys
+    by, way, two_steps, hostile_folder, refusal
 ):
-    last = two_steps / "checkpoints" / "last.safetensors"
-    options = changed(read(last).run.options, HOSTILE[name])
-    path = rewritten(last, "runs/evil/checkpoints/last.safetensors", run={"options": options})
+    path = with_options(two_steps, by)
     with watched(Path("runs/evil")) as seen:
-        status = main([*way.split(), str(path), "--trainer.max_steps", "3"])
-    err = capsys.readouterr().err
+        err = refusal(f"{way} {path} --trainer.max_steps 3")
     assert seen == []
-    assert status == 2
-    assert err.count("\n") == 1
     assert str(path) in err
-    assert not Path("pwned").exists()
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("names", UNKNOWN)
 def test_an_option_of_a_checkpoint_that_is_unknown_is_named_and_does_nothing(
-    name, two_steps, hostile_folder, capsys
+    names, two_steps, hostile_folder, capsys
 ):
-    last = two_steps / "checkpoints" / "last.safetensors"
-    options = changed(read(last).run.options, UNKNOWN[name])
-    path = rewritten(last, "runs/evil/checkpoints/last.safetensors", run={"options": options})
+    path = with_options(two_steps, UNKNOWN[names])
     with watched(Path("runs"), Path(os.environ["GPT_CACHE"])) as seen:
-        assert main(["fit", "--resume", str(path), "--trainer.max_steps", "3"]) == 0
+        assert gpt(f"fit --resume {path} --trainer.max_steps 3") == 0
     assert seen == []
-    assert f"this one does not know: {name}\n" in capsys.readouterr().err
-    assert not Path("pwned").exists()
+    assert f"this one does not know: {names}\n" in capsys.readouterr().err
+
+
+DOUBLING = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 26))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "trainer: !!python/object/apply:subprocess.Popen [[touch, pwned]]\n",
-        "- 1\n",
-        "model: &a {config: *a}\n",
-        "a: &a [x, x]\n"
-        + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]\n" for n in range(25)),
-        "[" * 5000,
+        pytest.param("trainer: !!python/object/apply:subprocess.Popen [[touch, pwned]]\n", id="code"),
+        pytest.param("- 1\n", id="a list"),
+        pytest.param("model: &a {config: *a}\n", id="a loop"),
+        pytest.param(f"a0: &a0 [x, x]\n{DOUBLING}", id="2^25 aliases, which would take hours"),
+        pytest.param("[" * 5000, id="deep"),
     ],
 )
-@pytest.mark.timeout(60)  # 2^25 aliases would take hours
-def test_a_file_that_is_no_plain_options_is_one_line_at_once(text, hostile_folder, capsys):
+@pytest.mark.timeout(60)
+def test_a_file_that_is_no_plain_options_is_one_line_at_once(text, hostile_folder, refusal):
     Path("mine.yaml").write_text(text, encoding="utf-8")
-    assert main([*TINY, "--config", "mine.yaml"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and len(err) < 1000
-    assert not Path("pwned").exists()
+    assert len(refusal(f"{COMMAND} --config mine.yaml")) < 1000
 
 
-def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(mine, capsys):
-    path = mine / "checkpoints" / "last.safetensors"
-    options = changed(read(path).run.options, {"data": {"corpus": "hub:owner/name"}})
-    rewritten(path, path, run={"options": options})
-    more = ["fit", "--resume", str(path), "--trainer.max_steps", "3"]
-    assert main(more) == 2
-    assert "nothing that a file names is fetched: give it yourself, --data.corpus" in capsys.readouterr().err
-    assert main([*more, "--data.corpus", "text.txt"]) == 0
-    assert read(path).run.step == 3
+def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(mine, refusal):
+    path = with_options(mine, {"data": {"corpus": "hub:owner/name"}}, to=mine)
+    resume = f"fit --resume {path} --trainer.max_steps 3"
+    assert "nothing that a file names is fetched: give it yourself, --data.corpus" in refusal(resume)
+    assert gpt(f"{resume} --data.corpus text.txt") == 0
+    assert checkpoint("mine").run.step == 3
 
 
 @pytest.mark.parametrize(
@@ -171,26 +166,24 @@ def test_values_that_no_run_could_follow_are_refused(values, message):
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused_in_one_line(device, workplace, capsys):
+def test_a_device_that_is_not_there_is_refused_in_one_line(device, workplace, refusal):
     if torch.accelerator.is_available():
         pytest.skip("there is a GPU")
-    assert fit("--trainer.accelerator", device) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert device in err.lower()
+    assert device in refusal(f"{COMMAND} --trainer.accelerator {device}").lower()
     assert not Path("runs").exists()
 
 
-ALLOCATIONS = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
-    MemoryError("Unable to allocate 7.28 TiB"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
-    RuntimeError("CUDA error: out of memory"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-]
-
-
-@pytest.mark.parametrize("error", ALLOCATIONS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        MemoryError("Unable to allocate 7.28 TiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["CUDA", "Python", "CPU", "driver", "cuBLAS"],
+)
 def test_a_batch_that_does_not_fit_is_one_line(error, workplace, monkeypatch, capsys):
     def step(self, *_):
         raise error
@@ -206,12 +199,12 @@ def test_the_help_is_short_and_what_is_rare_stands_in_the_docs(capsys):
     out = capsys.readouterr().out
     assert out.count("\n") <= 160 and "Elsewhere" not in out
     assert "Optimizer steps to make; -1 for no such limit (default: 2000)" in out
-    docs = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    docs = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     for name in OPTIONS:
         assert (f"--{name} " in out) != (f"`{name}`" in docs), name
 
 
 def test_more_processes_than_cores_are_told(workplace, monkeypatch, capsys):
     monkeypatch.setattr("gpt.run.fit.cores", lambda: 0)
-    assert fit("--trainer.accelerator", "cpu", "--trainer.max_steps", "1") == 0
+    assert fit("--trainer.max_steps 1") == 0
     assert "1 process on 0 cores: each waits for the others" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_runs import TINY
+from tiny_runs import COMMAND, gpt
 
 from gpt.cli import main
 from gpt.data.module import TokenData
@@ -12,7 +12,7 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import load
 
 PROSE = " ".join(f"word{i * i % 1009} и слово" for i in range(1500))
-LEARN = ["--data.vocabulary", "learn:300"]
+LEARN = "--data.vocabulary learn:300"
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text(PROSE, encoding="utf-8")
-    assert main([*TINY, *LEARN, "--run", "own", "--trainer.max_steps", "2"]) == 0
+    assert gpt(f"{COMMAND} {LEARN} --run own --trainer.max_steps 2") == 0
     capsys.readouterr()
     return tmp_path / "runs" / "own"
 
@@ -36,23 +36,23 @@ def test_a_checkpoint_alone_is_enough(run, tmp_path, monkeypatch, capsys):
     model, tokenizer = load("a.safetensors")
     assert tokenizer == learned != Tokenizer("gpt2", 300)
     assert model.config.vocab_size == 300
-    options = ["--checkpoint", "a.safetensors", "--prompt", "word слово", "--max_new_tokens", "3"]
-    assert main(["generate", *options]) == 0
+    command = "generate --checkpoint a.safetensors --max_new_tokens 3 --prompt"
+    assert main([*command.split(), "word слово"]) == 0
     assert capsys.readouterr().out.startswith("word слово")
     (alone / "b.txt").write_text(PROSE[:3000], encoding="utf-8")
-    assert main(["evaluate", "--checkpoint", "a.safetensors", "--data", "b.txt"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["tokens"] == len(tokenizer.encode(PROSE[:3000])) + 1
-    assert found["bytes"] == len(PROSE[:3000].encode())
+    assert gpt("evaluate --checkpoint a.safetensors --data b.txt") == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["tokens"] == len(tokenizer.encode(PROSE[:3000])) + 1
+    assert scores["bytes"] == len(PROSE[:3000].encode())
 
 
 def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_their_own(run):
-    options = [*TINY, "--data.vocabulary", "learn", "--model.config.vocab_size", "9999"]
-    assert main([*options, "--run", "small", "--trainer.max_steps", "2"]) == 0
+    options = f"{COMMAND} --data.vocabulary learn --model.config.vocab_size 9999"
+    assert gpt(f"{options} --run small --trainer.max_steps 2") == 0
     model, tokenizer = load("runs/small")
     assert 300 < model.config.vocab_size == tokenizer.n_vocab < 9999
-    tuned = [*options, "--model.init_from", "runs/own", "--run", "tuned", "--trainer.max_steps", "2"]
-    assert main(tuned) == 0
+    tuned = f"{options} --model.init_from runs/own --run tuned --trainer.max_steps 2"
+    assert gpt(tuned) == 0
     assert load("runs/tuned")[1] == load("runs/own")[1]
 
 
@@ -60,20 +60,20 @@ def test_exports_have_the_same_ids(run, capsys):
     from transformers import AutoTokenizer
 
     _, tokenizer = load("runs/own")
-    assert main(["export", "--checkpoint", "runs/own", "--output", "hf"]) == 0
+    assert gpt("export --checkpoint runs/own --output hf") == 0
     theirs = AutoTokenizer.from_pretrained("hf")
     assert theirs.is_fast
     text = PROSE[:2000] + "\n\n  don't 中文 \U0001f600<|endoftext|>next"
     assert theirs.encode(text) == tokenizer.encode(text, allow_special=True)
     assert theirs.decode(theirs.encode(text)) == text
     assert theirs.eos_token_id == tokenizer.eot
-    assert main(["import", "hf", "--output", "back"]) == 0
+    assert gpt("import hf --output back") == 0
     for path in ("hf", "back"):
         model, same = load(path)
         assert same == tokenizer
         assert torch.equal(model.token_embedding.weight, load("runs/own")[0].token_embedding.weight)
     for format in ("nanogpt", "book"):
-        assert main(["export", "--checkpoint", "runs/own", "--format", format, "--output", format]) == 0
+        assert gpt(f"export --checkpoint runs/own --format {format} --output {format}") == 0
     assert load("nanogpt")[1] == load("book/model.pth")[1] == tokenizer
 
 
@@ -81,19 +81,11 @@ def test_fine_tuning_keeps_it(run, capsys):
     _, tokenizer = load("runs/own")
     with open("chinese.txt", "w", encoding="utf-8") as file:
         file.write("道可道非常道名可名非常名" * 300)
-    start = [
-        *TINY,
-        "--data.corpus",
-        "chinese.txt",
-        "--model.init_from",
-        "runs/own",
-        "--trainer.max_steps",
-        "1",
-    ]
-    assert main([*start, "--run", "tuned"]) == 0
+    start = f"{COMMAND} --data.corpus chinese.txt --model.init_from runs/own --trainer.max_steps 1"
+    assert gpt(f"{start} --run tuned") == 0
     assert load("runs/tuned")[1] == tokenizer
-    assert main(["fit", "--resume", "runs/tuned", "--trainer.max_steps", "2"]) == 0
+    assert gpt("fit --resume runs/tuned --trainer.max_steps 2") == 0
     assert load("runs/tuned")[1] == tokenizer
     capsys.readouterr()
-    assert main([*start, *LEARN, "--run", "wrong"]) == 2
+    assert gpt(f"{start} {LEARN} --run wrong") == 2
     assert "--data.vocabulary: weights to start from keep their own" in capsys.readouterr().err

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from gpt import GPTConfig
+from gpt.data.module import TokenData
 from gpt.run.fit import build
-from gpt.run.start import start
+from gpt.run.start import Start, start
+from gpt.training.module import LanguageModel
 from gpt.training.speed import SPEEDS, speed_key
 from gpt.weights.load import PretrainedGPT
 
-PLAIN = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
 _counters: list[Counter[str]] = []
 
 
@@ -52,22 +53,31 @@ def place(workplace, monkeypatch) -> Path:
     return workplace
 
 
+def built(command: str) -> tuple[Start, LanguageModel, TokenData]:
+    begun = start("fit", f"{command} --trainer.accelerator cpu --trainer.precision 32-true".split())
+    _, module, data = build(begun)
+    return begun, module, data
+
+
+def save_weights(**sizes: int) -> None:
+    config = GPTConfig(vocab_size=300, emb_dim=32, num_heads=2, num_layers=1, **sizes)
+    PretrainedGPT(config).save_pretrained("weights")
+
+
 def test_a_planned_run_reads_its_text_once(place):
     sha256 = hashlib.sha256(Path("own.txt").read_bytes()).hexdigest()
     Path("own.yaml").write_text(f"corpus: {{files: own.txt, sha256: {sha256}}}", "utf-8")
     with counted_opens() as opened:
-        _, _, data = build(start("fit", ["own.yaml", "--minutes", "2", *PLAIN]))
+        _, _, data = built("own.yaml --minutes 2")
     assert data.prepared.counts["train"].tokens > 10_000
     assert opened["own.yaml"] == 1
     assert opened["own.txt"] == 3  # to compare its hash, to look at its beginning, and to read it
 
 
 def test_a_tuning_reads_its_weights_once(place):
-    config = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
-    PretrainedGPT(config).save_pretrained("weights")
+    save_weights(context_length=16)
     with counted_opens() as opened:
-        begun = start("fit", ["own.txt", "--model.init_from", "weights", "--trainer.max_steps", "1", *PLAIN])
-        _, module, data = build(begun)
+        begun, module, data = built("own.txt --model.init_from weights --trainer.max_steps 1")
         assert data.prepared.tokenizer.n_vocab == 300
     assert module.config.emb_dim == 32
     assert opened["config.json"] == 1
@@ -77,13 +87,11 @@ def test_a_tuning_reads_its_weights_once(place):
 
 def test_a_tuning_on_examples_prepares_them_once(place):
     """Their lengths decide the positions, before the options are known."""
-    config = GPTConfig(vocab_size=300, context_length=512, emb_dim=32, num_heads=2, num_layers=1)
-    PretrainedGPT(config).save_pretrained("weights")
+    save_weights(context_length=512)
     rows = [{"prompt": f"what is {number}?", "completion": f"it is {number}"} for number in range(300)]
     Path("own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     with counted_opens() as opened:
-        words = ["own.jsonl", "--model.init_from", "weights", "--trainer.max_steps", "1", *PLAIN]
-        _, _, data = build(start("fit", words))
+        _, _, data = built("own.jsonl --model.init_from weights --trainer.max_steps 1")
         assert data.prepared.counts["train"].documents > 100
     assert opened["own.jsonl"] == 2
     assert opened["meta-4.json"] <= 2  # it was written, and opened

@@ -8,17 +8,16 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_runs import fit, result, run_in
+from tiny_runs import COMMAND, checkpoint, fit, gpt, result, run_in
 
-from gpt.cli import main
-from gpt.weights.checkpoint import Checkpoint, read
+from gpt.weights.checkpoint import read
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """A run over more than two epochs, with dropout and sampled ids, that kept a checkpoint of every step."""
-    every = ["--checkpoint_every", "1", "--keep_checkpoints", "100"]
-    return run_in(tmp_path_factory.mktemp("whole"), *every, "--model.sampled_softmax", "4")
+    every = "--checkpoint_every 1 --keep_checkpoints 100"
+    return run_in(tmp_path_factory.mktemp("whole"), f"{every} --model.sampled_softmax 4")
 
 
 def interrupted(whole: Path, step: int, name: str = "cut") -> Path:
@@ -34,14 +33,14 @@ def interrupted(whole: Path, step: int, name: str = "cut") -> Path:
 @pytest.mark.parametrize("step", [1, 7, 9, 14, 18, 19])
 def test_resumed_from_a_step_it_ends_the_same(step, whole, workplace):
     run = interrupted(whole, step)
-    assert main(["fit", "--resume", str(run)]) == 0
+    assert gpt(f"fit --resume {run}") == 0
     assert result(run) == result(whole)
 
 
 def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys):
     run = interrupted(whole, 9)
-    options = ["--model.optimizer.lr", "0.0125", "--trainer.max_steps", "10"]
-    assert main(["fit", "--resume", "auto", *options, "--model.optimizer.schedule=constant"]) == 0
+    options = "--model.optimizer.lr 0.0125 --trainer.max_steps 10"
+    assert gpt(f"fit --resume auto {options} --model.optimizer.schedule=constant") == 0
     err = capsys.readouterr().err
     assert "resuming runs/cut/checkpoints/last.safetensors, after step 9" in err
     assert "changed model.optimizer.lr: 0.005 -> 0.0125" in err
@@ -54,35 +53,26 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     assert saved["model"]["optimizer"]["lr"] == 0.0125
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--model.config.emb_dim", "64"),
-        ("--model.optimizer.name", "adamw"),
-    ],
-)
-def test_what_the_weights_do_not_allow_is_refused(option, value, whole, workplace, capsys):
+@pytest.mark.parametrize("option", ["model.config.emb_dim 64", "model.optimizer.name adamw"])
+def test_what_the_weights_do_not_allow_is_refused(option, whole, workplace, refusal):
     interrupted(whole, 9)
-    assert main(["fit", "--resume", "auto", option, value]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert option.strip("-") in err
-    assert value in err
+    err = refusal(f"fit --resume auto --{option}")
+    assert all(word in err for word in option.split())
 
 
 def test_the_checkpoint_alone_is_enough(whole, workplace, capsys):
     """Fit, resume, validate and generate at a size that is nobody's default, from a file that was moved."""
     shutil.copy(whole / "checkpoints" / "step-18.safetensors", "moved.safetensors")
-    assert main(["fit", "--resume", "moved.safetensors", "--run", "elsewhere"]) == 0
-    found, wanted = result(Path("runs/elsewhere")), result(whole)
-    assert found[0] == wanted[0]
+    assert gpt("fit --resume moved.safetensors --run elsewhere") == 0
+    resumed, wanted = result("elsewhere"), result(whole)
+    assert resumed[0] == wanted[0]
     capsys.readouterr()
     shutil.move("runs/elsewhere/checkpoints/last.safetensors", "last.safetensors")
     shutil.rmtree("runs")
-    assert main(["validate", "--ckpt_path", "last.safetensors"]) == 0
+    assert gpt("validate --ckpt_path last.safetensors") == 0
     loss = next(row["val_loss"] for row in wanted[1] if row["step"] == "20" and row["val_loss"])
     assert float(loss) == pytest.approx(yaml.safe_load(capsys.readouterr().out)["val_loss"], rel=1e-6)
-    assert main(["generate", "--checkpoint", "last.safetensors", "--max_new_tokens", "3"]) == 0
+    assert gpt("generate --checkpoint last.safetensors --max_new_tokens 3") == 0
 
 
 def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
@@ -93,7 +83,7 @@ def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
     data[len(data) // 2] ^= 1  # one bit of a tensor: safetensors would not notice
     last.write_bytes(data)
     assert load_file(last).keys() == read(whole / "checkpoints" / "step-18.safetensors").tensors.keys()
-    assert main(["fit", "--resume", "auto", "--run", "cut"]) == 0
+    assert gpt("fit --resume auto --run cut") == 0
     err = capsys.readouterr().err
     assert "after step 9" in err
     assert "skipped runs/cut/checkpoints/last.safetensors, which is broken" in err
@@ -101,13 +91,16 @@ def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
     assert (run / "checkpoints" / "last.safetensors.broken").is_file()
 
 
-def test_auto_refuses_if_there_is_nothing_to_resume(workplace, capsys):
-    assert fit("--resume", "auto") == 2
-    assert "no checkpoint under runs/" in capsys.readouterr().err
-    assert fit("--resume", "auto", "--run", "mine") == 2
-    assert "no checkpoint in runs/mine" in capsys.readouterr().err
-    assert fit("--resume", "auto_or_new") == 2
-    assert "--run" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--resume auto", "no checkpoint under runs/"),
+        ("--resume auto --run mine", "no checkpoint in runs/mine"),
+        ("--resume auto_or_new", "--run"),
+    ],
+)
+def test_auto_refuses_if_there_is_nothing_to_resume(options, message, workplace, refusal):
+    assert message in refusal(f"{COMMAND} {options}")
     assert not Path("runs").exists()
 
 
@@ -116,7 +109,7 @@ def test_only_broken_checkpoints_are_never_overwritten(workplace, capsys):
     checkpoints.mkdir(parents=True)
     (checkpoints / "last.safetensors").write_bytes(b"PK half of a file")
     for way in ("auto", "auto_or_new"):
-        assert fit("--run", "mine", "--resume", way) == 2
+        assert fit(f"--run mine --resume {way}") == 2
         assert "last.safetensors" in capsys.readouterr().err
     assert (checkpoints / "last.safetensors").read_bytes() == b"PK half of a file"
 
@@ -126,41 +119,29 @@ class Code:
         return Path.touch, (Path("ran"),)
 
 
-@pytest.mark.parametrize(
-    "save", [torch.save, lambda value, path: Path(path).write_bytes(pickle.dumps(value))]
-)
-@pytest.mark.parametrize("option", ["fit --resume", "validate --ckpt_path"])
-def test_code_in_a_checkpoint_is_refused_and_not_run(save, option, workplace, capsys):
+def pickle_to(value: object, path: str) -> None:
+    Path(path).write_bytes(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("save", [torch.save, pickle_to])
+@pytest.mark.parametrize("command", ["fit --resume", "validate --ckpt_path"])
+def test_code_in_a_checkpoint_is_refused_and_not_run(save, command, workplace, refusal):
     save({"state_dict": {}, "gpt": Code()}, "evil.safetensors")
-    assert main([*option.split(), "evil.safetensors"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "evil.safetensors" in err
+    assert "evil.safetensors" in refusal(f"{command} evil.safetensors")
     assert not Path("ran").exists()
 
 
 def test_an_accumulated_batch_is_a_batch(workplace):
-    """1 x 22, 2 x 11, and 1 x 22 resumed as 2 x 11: the same steps, to rounding, past an epoch's end."""
-    plain = [
-        "--model.config.dropout",
-        "0",
-        "--trainer.val_check_interval",
-        "1000",
-        "--checkpoint_every",
-        "11",
-    ]
-
-    def run(name: str, batch: int, accumulate: int, steps: int, *more: str) -> Checkpoint:
-        sizes = ["--data.batch_size", str(batch), "--trainer.accumulate_grad_batches", str(accumulate)]
-        assert fit(*plain, *sizes, "--trainer.max_steps", str(steps), "--run", name, *more) == 0
-        return read(f"runs/{name}/checkpoints/last.safetensors")
-
-    constant = ["--model.optimizer.schedule", "constant", "--model.optimizer.name", "adamw"]
-    one, two = run("one", 22, 1, 40, *constant), run("two", 11, 2, 40, *constant)
-    run("three", 22, 1, 11, *constant)
-    three = run("three", 11, 2, 40, *constant, "--resume", "auto")
-    for other in (two, three):
-        assert other.run.step == 40
-        assert other.run.place == one.run.place
-        for name, weight in one.weights.items():
-            torch.testing.assert_close(other.weights[name], weight, rtol=1e-3, atol=1e-4)
+    """1 x 22, and 1 x 22 resumed as 2 x 11: the same steps, to rounding, past an epoch's end."""
+    adamw = "--model.optimizer.schedule constant --model.optimizer.name adamw --model.config.dropout 0"
+    every = "--trainer.val_check_interval 1000 --checkpoint_every 11"
+    whole = "--data.batch_size 22 --trainer.accumulate_grad_batches 1"
+    halves = "--data.batch_size 11 --trainer.accumulate_grad_batches 2"
+    assert fit(adamw, every, whole, "--trainer.max_steps 40 --run one") == 0
+    assert fit(adamw, every, whole, "--trainer.max_steps 11 --run two") == 0
+    assert fit(adamw, every, halves, "--trainer.max_steps 40 --run two --resume auto") == 0
+    one, two = checkpoint("one"), checkpoint("two")
+    assert two.run.step == 40
+    assert two.run.place == one.run.place
+    for name, weight in one.weights.items():
+        torch.testing.assert_close(two.weights[name], weight, rtol=1e-3, atol=1e-4)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from tiny_runs import fit, result
+from tiny_runs import checkpoint, fit, result
 
 from gpt import GPT
 from gpt.errors import InputError
-from gpt.run import checkpoint
+from gpt.run import checkpoint as checkpoints
 from gpt.run.checkpoint import save, set_random_state
 from gpt.run.folder import Claim
 from gpt.training.module import LanguageModel
@@ -23,16 +23,11 @@ if sys.platform != "win32":
 
 
 def test_the_newest_and_the_best_are_kept(workplace):
-    assert fit("--checkpoint_every", "3", "--keep_checkpoints", "3", "--run", "kept") == 0
-    folder = Path("runs/kept/checkpoints")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "best.safetensors",
-        "last.safetensors",
-        "step-15.safetensors",
-        "step-18.safetensors",
-    ]
-    for name, step in {"last.safetensors": 20, "step-18.safetensors": 18, "step-15.safetensors": 15}.items():
-        assert read(folder / name).run.step == step
+    assert fit("--checkpoint_every 3 --keep_checkpoints 3 --run kept") == 0
+    names = {path.stem for path in Path("runs/kept/checkpoints").iterdir()}
+    assert names == {"best", "last", "step-15", "step-18"}
+    steps = {name: checkpoint("kept", name).run.step for name in ("last", "step-15", "step-18")}
+    assert steps == {"last": 20, "step-15": 15, "step-18": 18}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
@@ -54,48 +49,48 @@ def test_a_full_disk_leaves_the_old_checkpoint(room, mine):
 
 
 def test_a_run_says_that_the_disk_is_full(workplace, monkeypatch, capsys):
-    def full(file, tensors, model, run, original=checkpoint.write):
+    def full(file, tensors, model, run, original=checkpoints.write):
         if run is not None and run.step >= 12:
             raise OSError(errno.ENOSPC, "No space left on device")
         original(file, tensors, model, run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", full)
-        assert fit("--checkpoint_every", "4", "--run", "full") == 2
+        patch.setattr(checkpoints, "write", full)
+        assert fit("--checkpoint_every 4 --run full") == 2
     err = capsys.readouterr().err
     assert err.count("gpt fit: ") == 1
     assert "runs/full/checkpoints/last.safetensors: No space left on device" in err
-    assert read("runs/full/checkpoints/last.safetensors").run.step == 8
-    assert fit("--resume", "auto", "--run", "full", "--checkpoint_every", "4") == 0
-    assert fit("--run", "whole", "--checkpoint_every", "4") == 0
-    assert result(Path("runs/full")) == result(Path("runs/whole"))
+    assert checkpoint("full").run.step == 8
+    assert fit("--resume auto --run full --checkpoint_every 4") == 0
+    assert fit("--run whole --checkpoint_every 4") == 0
+    assert result("full") == result("whole")
 
 
 def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
     """Each update takes twenty seconds: one is saved once sixty are over, and agreed on in the next."""
     now, made = [0.0], []
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
 
     def step(self, *arguments, original=LanguageModel.configure_gradient_clipping, **options):
         now[0] += 20.0
         return original(self, *arguments, **options)
 
-    def noted(file, tensors, model, run, original=checkpoint.write):
+    def noted(file, tensors, model, run, original=checkpoints.write):
         made.append(run.step)
         original(file, tensors, model, run)
 
     monkeypatch.setattr(LanguageModel, "configure_gradient_clipping", step)
-    monkeypatch.setattr(checkpoint, "write", noted)
-    never = ["--trainer.val_check_interval", "1000", "--checkpoint_every", "1000"]
-    assert fit(*never, "--trainer.max_steps", "10", "--run", "r") == 0
+    monkeypatch.setattr(checkpoints, "write", noted)
+    never = "--trainer.val_check_interval 1000 --checkpoint_every 1000"
+    assert fit(f"{never} --trainer.max_steps 10 --run r") == 0
     assert made == [4, 8, 10]
 
 
 def test_a_resumed_run_saves_at_most_once_a_hundredth(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
     with Claim() as claim:
-        files = checkpoint.Checkpoints(claim.take(tmp_path), 1, None, RunPart(step=500))
+        files = checkpoints.Checkpoints(claim.take(tmp_path), 1, None, RunPart(step=500))
         now[0] = 60.0
         assert not files.is_late(RunPart(step=509, total=1000))
         assert files.is_late(RunPart(step=510, total=1000))
@@ -103,13 +98,13 @@ def test_a_resumed_run_saves_at_most_once_a_hundredth(tmp_path, monkeypatch):
 
 def test_a_further_process_than_the_run_had_has_numbers_of_its_own():
     """The first process of a checkpoint without random states draws what its seed gives."""
-    found = []
+    drawn = []
     for rank in (1, 2, 1, 0):
         torch.manual_seed(9)
         set_random_state({}, 5, rank, torch.device("cpu"))
-        found.append(torch.rand(3).tolist())
+        drawn.append(torch.rand(3).tolist())
     torch.manual_seed(9)
-    first, second, again, zero = found
+    first, second, again, zero = drawn
     assert first == again != second
     assert zero == torch.rand(3).tolist() not in (first, second)
 
@@ -138,7 +133,7 @@ def test_every_flipped_byte_is_noticed(part, mine):
         flipped[place] ^= 1
         copy.write_bytes(flipped)
         try:
-            found = read(copy)
+            changed = read(copy)
         except InputError:
             continue
-        assert found.model == read(path).model and found.run == read(path).run, place  # only the layout
+        assert changed.model == read(path).model and changed.run == read(path).run, place  # only the layout

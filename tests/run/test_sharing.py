@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from threading import Event
 
 import pytest
-import torch
 
 from gpt import threads
-from gpt.threads import share_cores, sharing_cores
+from gpt.threads import share_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -73,10 +72,3 @@ def test_the_teams_stay_while_the_cores_are_busy(monkeypatch):
     share_cores(looks)
     assert looks.seen == [[], [], ["sleeping"], ["sleeping"], ["ended"], ["ended", "sleeping"]]
     assert all(team.is_set() for team in looks.teams)  # the second one at the end of the run
-
-
-def test_a_single_thread_is_left_alone(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(threads.threading, "Thread", lambda **_: pytest.fail("needless"))
-    with sharing_cores():
-        pass

@@ -11,22 +11,23 @@ from pathlib import Path
 
 import pytest
 from processes import forked
-from tiny_runs import TINY, result
-
-from gpt.cli import main
-from gpt.weights.checkpoint import read
+from tiny_runs import COMMAND, TINY, checkpoint, gpt, result
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals"),
 ]
 
 
+LONG = "--trainer.max_steps 100000 --model.optimizer.schedule constant --checkpoint_every 5"
+
+
 @contextmanager
-def started(log: Path, *options: str, code: str = "") -> Iterator[BaseProcess]:
-    """`gpt fit` in a session of its own, once it has begun to train."""
-    with log.open("wb") as err, forked([*TINY, *options], code=code, streams={2: err.fileno()}) as process:
+def started(options: str = "", *, stderr: int | None = None, code: str = "") -> Iterator[BaseProcess]:
+    """`gpt fit` as the run `cut` in a session of its own, once it has begun to train."""
+    words = f"{COMMAND} {LONG} --run cut {options}".split()
+    with forked(words, code=code, streams={} if stderr is None else {2: stderr}) as process:
         deadline = time.monotonic() + 60
-        while process.is_alive() and not list(Path("runs").glob("*/metrics.csv")):
+        while process.is_alive() and not Path("runs/cut/metrics.csv").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         yield process
@@ -38,50 +39,43 @@ def status(process: BaseProcess, timeout: float) -> int | None:
     return process.exitcode
 
 
-LONG = ["--trainer.max_steps", "100000", "--model.optimizer.schedule", "constant", "--checkpoint_every", "5"]
-
-
 @pytest.mark.parametrize(
     ("number", "expected"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
 )
 def test_a_signal_saves_the_step_and_the_run_resumes_from_it(number, expected, workplace):
-    log = workplace / "log"
-    with started(log, *LONG, "--run", "cut") as process:
+    log = Path("log")
+    with log.open("wb") as stderr, started(stderr=stderr.fileno()) as process:
         os.killpg(process.pid, number)  # as a terminal does
         if number in (signal.SIGTERM, signal.SIGUSR1):  # a launcher may repeat them
             os.kill(process.pid, number)
         assert status(process, timeout=30) == expected
     said = log.read_text(encoding="utf-8", errors="replace")
     assert "Traceback" not in said
-    step = read("runs/cut/checkpoints/last.safetensors").run.step
+    step = checkpoint("cut").run.step
     assert f"{number.name}: stopped after step {step}, saved in runs/cut/checkpoints/last.safetensors" in said
     assert "continue with 'gpt fit --resume runs/cut'" in said
-    end = ["--trainer.max_steps", str(step + 3)]
-    assert main(["fit", "--resume", "runs/cut", *end]) == 0
-    assert main([*TINY, *LONG, *end, "--run", "whole"]) == 0
-    assert result(Path("runs/cut"))[0] == result(Path("runs/whole"))[0]
+    end = f"--trainer.max_steps {step + 3}"
+    assert gpt(f"fit --resume runs/cut {end}") == 0
+    assert gpt(f"{COMMAND} {LONG} {end} --run whole") == 0
+    assert result("cut")[0] == result("whole")[0]
 
 
 def test_a_ctrl_c_whose_reader_has_gone_saves_the_step(workplace):
     """Its stderr is a pipe whose reader has ended."""
     reader, writer = os.pipe()
-    with forked([*TINY, *LONG, "--run", "cut"], streams={2: writer}) as process:
+    with started(stderr=writer) as process:
         os.close(writer)
-        deadline = time.monotonic() + 60
-        while process.is_alive() and not list(Path("runs").glob("*/metrics.csv")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
         os.close(reader)
         os.kill(process.pid, signal.SIGINT)
         assert status(process, timeout=30) == 130
-    saved = read("runs/cut/checkpoints/last.safetensors").run
+    saved = checkpoint("cut").run
     assert saved.csv == Path("runs/cut/metrics.csv").stat().st_size  # nothing came after it
 
 
 def test_a_second_ctrl_c_leaves_at_once(workplace):
     slow = "import time, gpt.run.checkpoint as s; s.write = lambda *_: time.sleep(60)"
-    with started(workplace / "log", *LONG, "--snapshot_megabytes", "0", "--run", "cut", code=slow) as process:
+    with started("--snapshot_megabytes 0", code=slow) as process:
         for _ in range(2):
             os.kill(process.pid, signal.SIGINT)
             time.sleep(0.3)
@@ -90,7 +84,7 @@ def test_a_second_ctrl_c_leaves_at_once(workplace):
 
 def test_under_nohup_a_closed_terminal_changes_nothing(workplace):
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    with started(workplace / "log", *LONG, "--run", "cut", code=ignore) as process:
+    with started(code=ignore) as process:
         os.kill(process.pid, signal.SIGHUP)
         assert status(process, timeout=1) is None
         os.kill(process.pid, signal.SIGTERM)

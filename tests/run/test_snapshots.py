@@ -6,22 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import fit, result, run_in
+from tiny_runs import fit, gpt, result, run_in
 
-from gpt.cli import main
 from gpt.files import Folder
 from gpt.run import snapshots
 from gpt.run.snapshots import thin
 from gpt.weights.checkpoint import read, snapshots_of
 from gpt.weights.load import load
 
-OPTIONS = ("--checkpoint_every", "1", "--keep_checkpoints", "100", "--trainer.max_steps", "21")
+OPTIONS = "--checkpoint_every 1 --keep_checkpoints 100 --trainer.max_steps 21"
 STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    return run_in(tmp_path_factory.mktemp("whole"), *OPTIONS)
+    return run_in(tmp_path_factory.mktemp("whole"), OPTIONS)
 
 
 def steps_of(run: Path) -> list[int]:
@@ -33,16 +32,16 @@ def names(run: Path) -> list[str]:
 
 
 def test_a_snapshot_has_the_steps_weights_in_bfloat16_and_its_loss(whole):
-    found = snapshots_of(whole)
+    kept = snapshots_of(whole)
     assert steps_of(whole) == STEPS
-    assert found[0][1] > found[-1][1] > 0
-    for step, _, path in found[:-1]:
+    assert kept[0][1] > kept[-1][1] > 0
+    for step, _, path in kept[:-1]:
         wanted = read(whole / "checkpoints" / f"step-{step}.safetensors").weights
         saved = read(path).weights
         assert "head.weight" not in saved  # the tied one
         for name, weight in saved.items():
             assert torch.equal(weight, wanted[name].bfloat16())
-    model, tokenizer = load(found[3][2])
+    model, tokenizer = load(kept[3][2])
     assert tokenizer.n_vocab == 300 and model.config.emb_dim == 32
 
 
@@ -55,7 +54,7 @@ def test_a_resumed_run_keeps_one_row(whole, workplace):
             file.unlink()
     (run / "snapshots" / "step-18-loss-1.0000.safetensors").write_bytes(b"another future's")
     (run / "snapshots" / ".step-18.safetensors.x.tmp").write_bytes(b"half")
-    assert main(["fit", "--resume", str(run)]) == 0
+    assert gpt(f"fit --resume {run}") == 0
     assert names(run) == names(whole)
     assert result(run) == result(whole)
 
@@ -82,18 +81,18 @@ def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
         original(file, *parts)
 
     monkeypatch.setattr(snapshots, "write", full)
-    assert fit("--run", "full", "--trainer.max_steps", "3") == 0
+    assert fit("--run full --trainer.max_steps 3") == 0
     assert steps_of(Path("runs/full")) == [1, 3]
 
 
 def test_bad_options_and_what_a_snapshot_cannot_do(whole, workplace, capsys):
-    assert fit("--snapshot_megabytes", "-1") == 2
+    assert fit("--snapshot_megabytes -1") == 2
     assert "snapshot_megabytes must be at least 0, got -1" in capsys.readouterr().err
     path = snapshots_of(whole)[4][2]
-    assert main(["fit", "--resume", str(path)]) == 2
+    assert gpt(f"fit --resume {path}") == 2
     assert "cannot be resumed" in capsys.readouterr().err
-    assert main(["generate", "--checkpoint", str(path), "--max_new_tokens", "3"]) == 0
+    assert gpt(f"generate --checkpoint {path} --max_new_tokens 3") == 0
     path.with_name("copy.safetensors").write_bytes(path.read_bytes()[:-300])
-    assert main(["generate", "--checkpoint", str(path.with_name("copy.safetensors"))]) == 2
+    assert gpt(f"generate --checkpoint {path.with_name('copy.safetensors')}") == 2
     assert capsys.readouterr().err.count("\n") == 1
     path.with_name("copy.safetensors").unlink()

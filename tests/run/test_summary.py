@@ -3,7 +3,7 @@
 import io
 
 from gpt.progress import emphasised, labelled
-from gpt.run.summary import best_bits_per_byte, for_people, minutes
+from gpt.run.summary import best_bits_per_byte, for_people
 
 SUMMARY = {
     "text": "novel.txt",
@@ -39,10 +39,6 @@ def test_a_run_that_was_not_validated_says_so():
     summary = {**SUMMARY, "val_bits_per_byte": None, "best_loss": None}
     assert best_bits_per_byte(summary) is None
     assert dict(for_people(summary, "runs/mine", is_chat=True))["result"].startswith("not validated")
-
-
-def test_times_are_in_seconds_or_minutes():
-    assert (minutes(119.4), minutes(120)) == ("119 s", "2.0 minutes")
 
 
 def test_only_a_terminal_gets_colours(monkeypatch):
