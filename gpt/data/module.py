@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -65,7 +65,7 @@ class DataOptions:
     @property
     def reading(self) -> Reading:
         """The options of reading and dividing the corpus."""
-        return Reading(**{field.name: getattr(self, field.name) for field in fields(Reading)})
+        return Reading.of(vars(self))
 
 
 class TokenData(pl.LightningDataModule):

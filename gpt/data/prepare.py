@@ -4,10 +4,10 @@ import hashlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO
@@ -24,7 +24,7 @@ from gpt.data.split import SPLITS, Divided, divide_corpus
 from gpt.data.stored import StoredType, as_unscored, token_dtype
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder, locked, write_json
-from gpt.plain import as_dict
+from gpt.plain import Json, as_dict
 from gpt.progress import notice, progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
@@ -91,6 +91,12 @@ class Reading:
 
     def __post_init__(self) -> None:
         check_least(1, most_bytes=self.most_bytes)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Json], prefix: str = "") -> "Reading":
+        """Take the fields from options of their names, after a prefix; those that are missing are None."""
+        names = [each.name for each in fields(cls)]
+        return cls(**{name: options.get(f"{prefix}{name}") for name in names})
 
     def find(self, corpus: str) -> Corpus:
         """Find the corpus of this name, with these columns, bad rows and template."""

@@ -85,13 +85,7 @@ def plan(arguments: list[str]) -> None:
         raise
     given = {name: value for name, value in options.items() if value is not None}
     times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
-    reading = Reading(
-        val_fraction=given.get("data.val_fraction"),
-        most_bytes=given.get("data.most_bytes"),
-        text_column=given.get("data.text_column"),
-        skip_bad_rows=given.get("data.skip_bad_rows"),
-    )
-    planner = Planner(given, reading, start_seconds=_LEAST_SECONDS / 2)
+    planner = Planner(given, Reading.of(given, "data."), start_seconds=_LEAST_SECONDS / 2)
     _print_plans(planner, times)
     named = given.get("model.init_from")
     if named or cached(_USUAL):
