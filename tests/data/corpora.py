@@ -69,7 +69,7 @@ def documents(corpus: Path | str, **options) -> list[str]:
 
 @contextmanager
 def memory_limit(most: int):
-    """Check that Python has at most so many bytes more in memory during the block."""
+    """Check that Python takes fewer than `most` bytes of memory during the block."""
     tracemalloc.start()
     try:
         yield

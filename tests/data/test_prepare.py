@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpora import write, write_texts
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gpt.data.find import find_corpus
 from gpt.data.prepare import prepare
@@ -53,27 +51,6 @@ def test_tokens_are_those_of_the_documents_in_order(rows):
         counts = prepared.counts[split]
         assert (counts.documents, counts.tokens) == (len(starts), len(expected))
         assert counts.bytes == sum(len(piece.text.encode()) for piece in chosen)
-
-
-# A NUL byte is none of a text.
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=80)
-
-
-@given(texts=st.lists(TEXTS, max_size=12), size=st.sampled_from([257, 50257]))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_text_survives(tmp_path_factory, texts, size):
-    folder = tmp_path_factory.mktemp("texts")
-    texts = ["not empty", *texts]
-    for number, text in enumerate(texts):
-        write(folder / f"{number:03}.txt", text)
-    kept = [text.removeprefix("\ufeff") for text in texts]  # a byte order mark is no text
-    prepared = Prepared(prepare(str(folder), folder / "out", vocab_size=size, val_fraction=0.4))
-    ids = np.concatenate([prepared.stream(split).tokens for split in SPLITS]).tolist()
-    eot = prepared.tokenizer.eot
-    assert ids[-1] == eot
-    assert ids.count(eot) >= sum(map(bool, kept))
-    text = prepared.tokenizer.decode_bytes([id_ for id_ in ids if id_ != eot])
-    assert sorted(text) == sorted("".join(kept).encode())
 
 
 @pytest.mark.parametrize("workers", [2, 5])

@@ -78,7 +78,7 @@ def test_a_part_of_a_text_that_is_held_out_leaves_no_trace(tmp_path):
 
 
 def check_no_trace(path, text):
-    """A vocabulary is that of the text to train on alone, and other text to train on gives another."""
+    """Check that the vocabulary is learned only from the text to train on, and depends on it."""
     path.write_text(text, encoding="utf-8")
     tokenizer = Prepared(prepare(str(path), vocabulary="learn:400", val_fraction=0.2)).tokenizer
     pieces = divide_corpus(find_corpus(str(path)), 0.2).pieces()
