@@ -208,7 +208,7 @@ constexpr int64_t CHUNK = 1024;
 constexpr int64_t MOST = 128;
 
 // How far apart the W rows of the weight are that a single row of x is multiplied with, unless there are
-// fewer. Each row of a tile goes on where one of the tile before ended. That makes W long streams, which the
+// fewer. Each row of a tile goes on where one of the tile before ended. So there are W long streams, which the
 // processor fetches by itself; for short rows it is late. With AVX-512, int8 is faster with neighbouring rows
 // that are fetched ahead.
 template <class Weight>

@@ -1,4 +1,4 @@
-"""A sentence, vocabularies that cut its words in many ways, and models that know it by heart."""
+"""A sentence, vocabularies that cut its words in many ways, and models that have memorised it."""
 
 import torch
 

@@ -39,7 +39,7 @@ def test_any_context_length_slides(context):
 
 
 def test_log_probabilities_of_a_ragged_batch_are_the_models(model):
-    """Of texts of six lengths, in company and past the context, by PyTorch's way."""
+    """The texts have six lengths, are read together, and are longer than the context; PyTorch decodes."""
     engine = Engine(model)
     for prompt in PROMPTS:
         engine.add(Request(tokens=prompt, max_new_tokens=40, seed=1, alternatives=0))

@@ -99,7 +99,7 @@ def events(response: Any) -> list[Any]:
 
 
 def streamed(response: Any, index: int = 0) -> list[Any]:
-    """The pieces of a choice in a stream that has ended, of which the last one alone says why it ends."""
+    """The pieces of a choice in a stream that has ended, of which only the last one says why it ends."""
     choices = [event["choices"][0] for event in events(response) if event["choices"]]
     pieces = [choice for choice in choices if choice["index"] == index]
     assert all((piece["finish_reason"] is None) == (piece is not pieces[-1]) for piece in pieces)
