@@ -32,7 +32,8 @@ ROOMS = {
     "generation/text.py": "generation/test_text.py generation/test_api.py serve",
     "run/limits.py": "run/test_limits.py run/test_ends.py run/test_resume.py plan run/test_save.py "
     "run/test_fit.py",
-    "run/checkpoint.py": "run/test_save.py run/test_best.py run/test_resume.py run/test_snapshots.py",
+    "run/checkpoint.py": "run/test_save.py run/test_best.py run/test_hostile_folder.py run/test_resume.py "
+    "run/test_snapshots.py",
 }
 OPPOSITES = [
     *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or), (ast.Lt, ast.LtE)),
