@@ -38,6 +38,9 @@ def test_the_services_run_commands_of_the_program():
     assert set(cuda) == set(services)
     assert services["serve"]["command"][0] in COMMANDS and services["serve"]["stop_grace_period"] == "40s"
     assert services["serve"]["ports"] == ["127.0.0.1:8000:8000"] and "root" not in services["serve"]["user"]
+    # A variable that one service requires would be required for `docker compose run gpt` too.
+    assert ":?" not in re.sub(r"\$\$\{.*?\}", "", (ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    assert "$${GPT_API_KEY:?" in services["serve"]["entrypoint"][2]
     arguments = {one["build"]["args"]["TORCH"] for one in cuda.values()}
     arguments |= {match[1] for line in LINES if (match := re.match(r"ARG TORCH=(.*)", line))}
     assert arguments == {"--cuda", "--cpu"}
