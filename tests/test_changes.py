@@ -4,6 +4,7 @@ Each is made in a copy of the package. Most of them then train ten steps.
 """
 
 import csv
+import difflib
 import math
 import os
 import re
@@ -217,6 +218,25 @@ def test_the_table_has_the_files_of_each_change():
 
 def test_no_change_needs_more_than_two_files():
     assert [name for name, files in CHANGES.items() if len(files) > 2] == []
+
+
+def diff_of(change: str) -> str:
+    """A change as a diff without context and line numbers."""
+    lines = []
+    for file, texts in CHANGES[change].items():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        changed = source
+        for old, new in texts.items():
+            changed = changed.replace(old, new) if old else changed + new
+        lines += difflib.unified_diff(source.splitlines(), changed.splitlines(), file, file, n=0, lineterm="")
+    return "".join("@@\n" if line.startswith("@@") else f"{line.rstrip()}\n" for line in lines)
+
+
+def test_the_diffs_that_the_documents_show_are_these_changes():
+    text = (ROOT / "docs" / "research.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^\*\*(.+?)\*\*:\n\n```diff\n(.*?)```", text, re.M | re.S))
+    assert len(shown) == text.count("```diff") > 2
+    assert shown == {name: diff_of(name) for name in shown}
 
 
 @pytest.fixture

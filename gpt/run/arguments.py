@@ -251,7 +251,9 @@ def _read_config(argument: str) -> Values:
     recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
     path = Path(argument) if os.path.isfile(argument) else recipes.get(argument)
     if path is None:
-        raise InputError(f"--config {argument}: no such file, nor one of {', '.join(sorted(recipes))}")
+        near = difflib.get_close_matches(argument, recipes, 1)
+        meant = f"; did you mean {near[0]}?" if near else f", nor one of {', '.join(sorted(recipes))}"
+        raise InputError(f"--config {argument}: no such file{meant}")
     try:
         return dict(parse_yaml(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from gpt.errors import InputError
 from gpt.plain import shown
 from gpt.progress import aligned, spell_out_controls
+from gpt.run.summary import bits_of_best
 from gpt.weights.checkpoint import RUNS, RunPart, checkpoints_of, parts_of
 
 _HEADINGS = ("run", "text", "bits per byte", "steps", "minutes", "saved")
@@ -22,7 +23,7 @@ class Row:
     text: str
     """The corpus; of a path only the last part."""
     bits_per_byte: float | None
-    """Bits per byte of held-out text at the last validation; None before the first."""
+    """Bits per byte of held-out text, of the best checkpoint; None before the first validation."""
     step: int
     total: int
     """Steps made, and steps planned."""
@@ -37,7 +38,9 @@ class Row:
         return cls(
             name=name,
             text=run.text,
-            bits_per_byte=run.validation.get("val_bits_per_byte"),
+            bits_per_byte=bits_of_best(
+                run.validation.get("val_bits_per_byte"), run.validation.get("val_loss"), run.best_loss
+            ),
             step=run.step,
             total=run.total,
             seconds=run.seconds,

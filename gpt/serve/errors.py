@@ -26,7 +26,8 @@ def error_body(error: Exception) -> tuple[JsonObject, int]:
         if error.error_count() > _MOST:
             return error_body(InputError(f"the body has {error.error_count()} errors"))
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        error = InputError(f"{'.'.join(map(str, first['loc'])) or 'the body':.200}: {first['msg']}")
+        what = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
+        error = InputError(f"{'.'.join(map(str, first['loc'])) or 'the body':.200}: {what}")
     if isinstance(error, InputError):
         error = HTTPException(400, " ".join(str(error).split()))
     shown = error if isinstance(error, HTTPException) else server_failed(error)

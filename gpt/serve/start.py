@@ -1,5 +1,6 @@
 """The command `gpt serve`: it starts the HTTP server."""
 
+import errno
 import os
 import socket
 from contextlib import suppress
@@ -90,4 +91,6 @@ def _listener(host: str, port: int) -> socket.socket:
             raise OSError("a port is a number of 0 to 65535")
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise InputError(f"cannot listen on {host}, port {port}: {error}") from None
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "it is in use by another program, give another --port" if in_use else error
+        raise InputError(f"cannot listen on {host}, port {port}: {reason}") from None

@@ -60,8 +60,9 @@ def test_a_config_is_a_file_or_one_of_the_package(workplace, refusal):
     assert options_of("--config tinyshakespeare").model.config.emb_dim == 128
     Path("tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
     assert options_of("--config tinyshakespeare").run == "mine"
-    error = refusal("fit --config ../quick")
-    assert "--config ../quick: no such file, nor one of" in error and "sweep, tinyshakespeare" in error
+    error = refusal("fit --config nowhere.yaml")
+    assert "--config nowhere.yaml: no such file, nor one of" in error and "sweep, tinyshakespeare" in error
+    assert "--config quik: no such file; did you mean quick?" in refusal("fit --config quik")
 
 
 def test_the_last_of_several_sources_counts(workplace):

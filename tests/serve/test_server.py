@@ -29,7 +29,11 @@ LONG = {"prompt": "Hi", "max_tokens": 2000, "temperature": 0}
 
 @pytest.mark.parametrize(
     ("host", "port", "reason"),
-    [("127.0.0.1", None, "in use"), ("127.0.0.1", 99999, "0 to 65535"), ("no.such.host.invalid", 80, "")],
+    [
+        ("127.0.0.1", None, "in use by another program"),
+        ("127.0.0.1", 99999, "0 to 65535"),
+        ("no.such.host.invalid", 80, ""),
+    ],
 )
 def test_an_address_that_cannot_be_listened_on(host, port, reason, tmp_path, capfd):
     MODEL.save_pretrained(tmp_path)
