@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpt import GPT, GPTConfig
+from gpt.cli import COMMANDS
 from gpt.weights.commands import write_export
 from gpt.weights.load import StoredModel
 
@@ -81,14 +82,24 @@ def folder(tmp_path_factory) -> Path:
 
 
 def run(folder: Path, *command: str) -> str:
-    """What a command prints on stderr."""
+    """What a command prints on stderr. A program has to print the shapes that stand in its comments."""
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment |= {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
     how = {"capture_output": True, "encoding": "utf-8", "timeout": 300}
     done = subprocess.run(command, cwd=folder, env=environment, check=False, **how)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    for comment in re.findall(r"^print\(.*# (.*)$", command[-1], re.M):
+        assert all(shape in done.stdout for shape in re.findall(r"\([\d, ]+\)", comment)), comment
     return done.stderr
+
+
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_table_of_commands_has_all():
+    table = README.split("## Commands")[1].split("\n\n")[1]
+    assert set(re.findall(r"`gpt (\w+)", table)) == set(COMMANDS)
 
 
 @pytest.mark.slow
@@ -112,8 +123,11 @@ def test_every_block_runs_in_order(folder):
             else run(folder, sys.executable, "-c", block)
         )
         assert "curl " not in block or "status 200" in err
-    summary = json.loads((folder / "runs" / "mine" / "summary.json").read_text("utf-8"))
-    assert summary["steps"] == 6  # README resumes it for more
+    mine = folder / "runs" / "mine"
+    assert json.loads((mine / "summary.json").read_text("utf-8"))["steps"] == 6  # README resumes it for more
+    (holds,) = re.findall(r"`runs/NAME/` holds (.*?) \(", README, re.S)
+    names = re.findall(r"`([\w.]+)/?`", holds)
+    assert len(names) == 6 and [name for name in names if not (mine / name).exists()] == []
 
 
 @pytest.mark.slow

@@ -115,6 +115,10 @@ def recipes_of(variants: Iterable[Variant], machine: Machine) -> list[Recipe]:
         if recipes:
             shared = {name: recipes[0].options["data"].get(name) for name in HELD_OUT}
             options["data"] = {**options["data"], **shared}
+        base = recipes[0] if recipes else None
+        if base and options == base.options and variant.source == base.variant.source:
+            same = f"{variant.name} has the options and the source of {base.variant.name}: nothing is changed"
+            report(same, prefix="gpt compare: ")
         recipes.append(Recipe(variant, options))
     return recipes
 
@@ -137,7 +141,7 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
     before = total - sum(training.steps for training in missing)
     warning = busy_warning(current_load(), cores())
     if missing and warning:
-        report(warning)
+        report(warning, prefix="gpt compare: ")
     with progress("comparing", total, done=before, unit="steps") as advance:
         for training in missing:
             watch = _watcher(training, folder, advance)
@@ -177,7 +181,7 @@ def busy_warning(load: float, count: int) -> str | None:
     if load < count / 2:
         return None
     return (
-        f"other programs use {load:.1f} of this machine's {count} cores: "
+        f"the machine is busy, a load of {load:.1f} for {count} cores: "
         "the losses stay right, the times of steps do not"
     )
 

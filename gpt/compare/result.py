@@ -183,7 +183,8 @@ def verdict(name: str, base: str, difference: Difference | None, seeds: int) -> 
         return [f"{name} diverged: its loss is no number"]
     in_time = _better(difference.equal_time, seeds)
     if difference.time.half > _UNSTEADY:
-        in_time = f"nothing can be said, a step took {percent(difference.time)}: is the machine busy?"
+        differs = f"the time of a step differs by {percent(difference.time)}"
+        in_time = f"nothing can be said, {differs}: is the machine busy?"
     return [
         f"{name} beside {base}",
         f"  in the same steps: {_better(difference.bits, seeds)}",

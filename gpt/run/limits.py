@@ -341,8 +341,8 @@ def first_of_steps_and_epochs(options: TrainerOptions, planned: int, steps_per_e
     ends = [_NO_END]
     if options.max_steps > 0:
         if planned and options.max_seconds is None:
-            name = "max_steps" if planned == options.max_steps else "as planned"
-            ends.append(End(planned, f"{name} {planned}"))
+            is_same = planned == options.max_steps
+            ends.append(End(planned, f"max_steps {planned}" if is_same else "as planned at first"))
         else:
             ends.append(End(options.max_steps, f"max_steps {options.max_steps}"))
     if options.max_epochs > 0:

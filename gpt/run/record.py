@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
 import uuid
 import zlib
@@ -155,7 +156,7 @@ class Record:
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
         self._samples.append(f"--- step {run.step}\n{text}\n\n")
-        report(f"step {run.step}: {scores(figures)}", text, prefix="")
+        report(f"step {run.step}: {scores(figures)}; a sample:", textwrap.indent(text, "  "), prefix="")
 
     def note(self) -> None:
         """Note in `run` what a checkpoint keeps: the seconds, and the files' sizes after a flush to disk."""

@@ -275,6 +275,15 @@ def test_all_variants_hold_out_what_the_base_does():
     assert lora.options["data"]["batch_size"] == 3
 
 
+def test_a_variant_that_changes_nothing_is_told(monkeypatch, capsys):
+    machine = Pretended(noisy())
+    recipes_of(parse_variants(["quick", "lora"]), machine)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(machine, "options", lambda variant: dict(OPTIONS))
+    recipes_of(parse_variants(["quick", "lora"]), machine)
+    assert "gpt compare: lora has the options and the source of quick" in capsys.readouterr().err
+
+
 def test_a_base_without_steps_needs_them():
     endless = {"quick": {"trainer": {"max_steps": -1}}}
     with pytest.raises(InputError, match="give --steps"):
@@ -389,5 +398,5 @@ def test_a_comparison_that_is_killed_goes_on_where_it_was(tmp_path):
 
 def test_a_busy_machine_is_reported():
     warning = busy_warning(3.2, 2)
-    assert warning and "3.2 of this machine's 2 cores" in warning
+    assert warning and "a load of 3.2 for 2 cores" in warning
     assert busy_warning(0.9, 2) is None

@@ -113,11 +113,11 @@ def test_a_resumed_run_makes_the_updates_that_its_checkpoint_says(capsys):
     limits = Limits(options, saved)
     limits.count(1)
     limits.begin()
-    assert "planned: 285 steps (as planned 285)" in capsys.readouterr().err
+    assert "planned: 285 steps (as planned at first)" in capsys.readouterr().err
     saved.step = 32
     limits.update(900.0)
     assert saved.total == 285
-    assert limits.why() == "as planned 285"
+    assert limits.why() == "as planned at first"
 
 
 def test_time_that_is_over_before_the_first_step_is_said():

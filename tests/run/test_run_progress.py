@@ -64,4 +64,5 @@ def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monk
         "gpt.generation.stream_samples", lambda *_, **__: [(0, "Once [bold]"), (0, " upon\n")]
     )
     run.validated({"val_loss": 2.5}, None, SimpleNamespace(tokenizer=None))
-    assert capsys.readouterr().err == "step 0: held-out loss 2.5\nOnce [bold] upon\n"
+    expected = "step 0: held-out loss 2.5; a sample:\n  Once [bold] upon\n"
+    assert capsys.readouterr().err == expected
