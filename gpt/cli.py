@@ -40,7 +40,7 @@ COMMANDS = {
         "runs/mine --text 'To be'",
     ),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
-    "runs": ("run.listing:runs", "list the runs here, the newest first", "--folder runs"),
+    "runs": ("run.listing:runs", "list the runs here, the newest first", "other/runs"),
     "compare": (
         "compare.command:main",
         "compare variants over several seeds",

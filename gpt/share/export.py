@@ -17,7 +17,7 @@ from gpt.weights.load import StoredModel, find, read_weights
 
 def export_weights(
     checkpoint: str | None = None,
-    output: Path = Path("exported"),
+    output: Path | None = None,
     format: Literal[FolderFormat, "html"] = "hf",
     push: str | None = None,
     precision: Precision = "int8",
@@ -28,7 +28,8 @@ def export_weights(
 
     Args:
         checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
-        output: the folder to write, new or empty; for html the file.
+        output: the folder to write, new or empty, by default `exported`; for html the file, by default
+            `exported.html`.
         format: hf is for transformers and gguf for llama.cpp, each with the tokenizer. nanogpt is a ckpt.pt
             for nanoGPT's sample.py. book is the state dict and configuration of the book's GPTModel. html is
             a page with the model in it; the options below, except push, are for html.
@@ -39,6 +40,8 @@ def export_weights(
         with_text: store the training text too, so that the page marks passages that are copied from it.
     """
     check_least(0, snapshot_megabytes=snapshot_megabytes)
+    if output is None:
+        output = Path("exported.html" if format == "html" else "exported")
     check_free(output)
     if push is not None and (format != "hf" or push.count("/") != 1):
         raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")

@@ -20,7 +20,7 @@ from gpt.compare.command import compare
 from gpt.compare.machine import Processes, busy_warning, recipes_of
 from gpt.compare.outcomes import milliseconds_per_step
 from gpt.compare.trainings import Text, source_digest
-from gpt.compare.variants import parse_variants
+from gpt.compare.variants import HELD_OUT, parse_variants
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.pictures.runs import Metrics
@@ -279,7 +279,8 @@ def test_a_variant_that_changes_nothing_is_told(monkeypatch, capsys):
     machine = Pretended(noisy())
     recipes_of(parse_variants(["quick", "lora"]), machine)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(machine, "options", lambda variant: dict(OPTIONS))
+    whole = {**OPTIONS, "data": {**OPTIONS["data"], **dict.fromkeys(HELD_OUT)}}
+    monkeypatch.setattr(machine, "options", lambda variant: dict(whole))
     recipes_of(parse_variants(["quick", "lora"]), machine)
     assert "gpt compare: lora has the options and the source of quick" in capsys.readouterr().err
 

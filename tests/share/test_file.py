@@ -107,8 +107,9 @@ def command(workplace, capsys):
     state = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
     add_checkpoint(workplace / "runs" / "mine", sharp(SHAPE), Tokenizer(vocab_size=300), state)
 
-    def call(output: str, *options: str) -> tuple[int, str]:
-        arguments = ["--checkpoint", "runs/mine", "--format", "html", "--output", output]
+    def call(output: str | None, *options: str) -> tuple[int, str]:
+        arguments = ["--checkpoint", "runs/mine", "--format", "html"]
+        arguments += ["--output", output] if output else []
         status = main(["export", *arguments, *options])
         out, err = capsys.readouterr()
         return status, err if status else out
@@ -123,6 +124,12 @@ def test_the_command_writes_a_file_and_its_size(command, workplace):
     assert out.startswith(f"mine.html has {len(page.encode()) / 1e6:.1f} MB: the model in int8")
     assert '"name": "mine"' in page and "connect-src 'none'" in page and "://" not in page
     assert '"text": "my.txt", "bits_per_byte": null, "minutes": 1.0' in page
+
+
+def test_a_file_without_a_name_can_be_opened_by_a_double_click(command, workplace):
+    status, out = command(None)
+    assert status == 0 and out.startswith("exported.html has")
+    assert (workplace / "exported.html").is_file()
 
 
 def test_the_command_refuses_what_it_cannot_write(command, workplace, monkeypatch):
