@@ -90,7 +90,8 @@ def run(folder: Path, *command: str) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, check=False, **how)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     for comment in re.findall(r"^print\(.*# (.*)$", command[-1], re.M):
-        assert all(shape in done.stdout for shape in re.findall(r"\([\d, ]+\)", comment)), comment
+        shapes = re.findall(r"\(([\d, ]+)\)", comment)
+        assert all(f"torch.Size([{shape}])" in done.stdout for shape in shapes), comment
     return done.stderr
 
 
