@@ -1,5 +1,8 @@
 """The arithmetic that the benchmarks' figures rest on."""
 
+import re
+
+import benchmark
 import pytest
 from benchmarks import common
 
@@ -16,3 +19,25 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
     assert fast.times_faster_than(slow) == 3.0
     assert fast.median == 2.0
     assert common.Timing(seconds=[6.0, 20.0]).spread == pytest.approx(3.5 / 13)
+
+
+def test_a_page_gets_a_wider_table_between_its_marks() -> None:
+    rows = [
+        {"program": name, "precision": kind, "tokens/s": value, "spread": "1%"}
+        for name, kind, value in [("ours", "fp32", 2.0), ("ours", "bf16", 4.0), ("theirs", "fp32", 1.0)]
+    ]
+    report = common.Report(title="A step", rows=rows, ratios={}, across=("precision", "tokens/s"))
+    page = "# Page\n\n<!-- benchmark step -->\nold\n<!-- end of benchmark step -->\n\nThe end.\n"
+
+    written = benchmark.replaced(page, "step", report.section("gpt"))
+
+    assert "| program | fp32 | bf16 |\n| --- | --- | --- |\n| ours | 2 | 4 |\n| theirs | 1 |  |\n" in written
+    assert written.startswith("# Page\n") and written.endswith("\nThe end.\n") and "old" not in written
+    with pytest.raises(ValueError, match="benchmark loop"):
+        benchmark.replaced(page, "loop", "")
+
+
+def test_every_benchmark_but_those_run_by_hand_has_its_place_in_the_page() -> None:
+    page = (common.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    named = re.findall(r"<!-- benchmark (\w+) -->", page)
+    assert set(named) == benchmark.NAMES.keys() - benchmark.BY_HAND

@@ -66,6 +66,7 @@ def run(quick: bool) -> Report:
             "A ratio is the geometric mean over all settings, of which each has 1,024 tokens in all. bf16 is "
             "autocast over fp32 weights."
         ],
+        across=("module", "times the split's"),
     )
 
 

@@ -5,6 +5,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -57,14 +58,15 @@ def interleave(
     candidates: Mapping[str, Callable[[], object]],
     rounds: int,
     before: Callable[[], object] = lambda: None,
+    warm_up: bool = True,
 ) -> dict[str, Timing]:
     """Time all candidates, interleaved, for `rounds` rounds; every second round runs in the opposite order.
 
-    Each candidate runs once before, untimed. `before` is called before each measurement, untimed. A
-    candidate that uses a GPU must synchronise it.
+    Each candidate runs once before, untimed; `warm_up` is false where each call starts a new process.
+    `before` is called before each measurement, untimed. A candidate that uses a GPU must synchronise it.
     """
     timings = {name: Timing(seconds=[]) for name in candidates}
-    for call in candidates.values():
+    for call in candidates.values() if warm_up else ():
         call()
     for number in range(rounds):
         for name in candidates if number % 2 else reversed(candidates):
@@ -113,14 +115,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def caption(code: str) -> str:
-    """The caption of a table in docs/: processor, commit, date, and in a comment the paths of the `code`."""
-    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    told = subprocess.run(asked, cwd=ROOT, check=False, capture_output=True, encoding="utf-8")
-    commit, day = told.stdout.strip() or "unknown", f"{datetime.now():%Y-%m-%d}"
-    return (
-        f"*{machine()['cpu']}, commit {commit}, {day}.*\n\n<!-- measured: {commit}, {day}; code: {code} -->"
-    )
+def commit() -> str:
+    """The commit of this checkout; it ends in "-dirty" where a file that is measured differs from it."""
+    told = _git("rev-parse", "--short", "HEAD").strip() or "unknown"
+    return f"{told}-dirty" if _git("status", "--porcelain", "--", "gpt", "configs", "scripts") else told
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, encoding="utf-8")
+    return done.stdout
 
 
 def peak_flops(precision: str) -> float | None:
@@ -171,20 +174,55 @@ class Report:
     ratios: dict[str, float]
     """By target; above 1 means that this program is faster or better."""
     notes: list[str] = field(default_factory=list)
+    across: tuple[str, str] | None = None
+    """For a page: the column whose values become columns, and the column with their figures."""
 
-    def markdown(self, code: str = "gpt") -> str:
-        """The table and its caption, the ratios and the machine, as Markdown; `code` was measured."""
-        columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        rows = [[_cell(row.get(column)) for column in columns] for row in self.rows]
-        lines = [columns, ["---"] * len(columns), *rows]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        ratios = "\n".join(f"- {name}: {value:.3f}" for name, value in self.ratios.items())
-        where = ", ".join(f"{name} {value}" for name, value in machine().items() if value is not None)
-        return "\n\n".join([f"### {self.title}", caption(code), table, ratios, *self.notes, where])
+    def markdown(self, code: str) -> str:
+        """The report for a terminal, as Markdown; `code` lists the paths that were measured."""
+        return f"### {self.title}\n\n{self._body(self.rows, code)}"
+
+    def section(self, code: str) -> str:
+        """The report for a page of docs/: as `markdown`, without its title, in a wider table."""
+        return self._body(self._wide(), code)
 
     def write(self, path: Path) -> None:
         """The report as JSON."""
         write_json(path, {**asdict(self), "machine": machine()})
+
+    def _body(self, rows: list[dict[str, Any]], code: str) -> str:
+        """Caption, table, ratios and notes. The caption's comment is read by tests/test_measured.py."""
+        about, now, day = machine(), commit(), f"{datetime.now():%Y-%m-%d}"
+        threads = f"{about['threads']} threads"
+        where = ", ".join(filter(None, (about["cpu"], threads, about["gpu"], f"torch {about['torch']}")))
+        parts = [f"*{where}, commit {now}, {day}.*", f"<!-- measured: {now}, {day}; code: {code} -->"]
+        parts.append(_table(rows))
+        ratios = [f"- {name.replace('_', ' ')}: {value:.3f}" for name, value in self.ratios.items()]
+        if ratios:
+            parts.append("\n".join(ratios))
+        return "\n\n".join([*parts, *(textwrap.fill(note, 98) for note in self.notes)])
+
+    def _wide(self) -> list[dict[str, Any]]:
+        """Join the rows that differ only in the column `across` and in their figures, of which one stays."""
+        if self.across is None:
+            return self.rows
+        name, figure = self.across
+        lines: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
+        for row in self.rows:
+            shared = {
+                key: value
+                for key, value in row.items()
+                if key not in (name, "spread") and not isinstance(value, float)
+            }
+            line = lines.setdefault(tuple(shared.items()), shared)
+            line[row[name]] = row[figure]
+        return list(lines.values())
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    lines = [columns, ["---"] * len(columns), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def timed_rows(

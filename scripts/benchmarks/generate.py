@@ -32,6 +32,7 @@ PAIRS = (
     ("this program", "transformers", "vs_transformers"),
     ("by PyTorch", "transformers", "pytorch_vs_transformers"),
 )
+MEMORY = "reading memory once for each text"
 PROMPT = 32
 ROUNDS = {1: 5, 8: 3}  # by the texts at a time
 Candidates = dict[str, Callable[[], object]]
@@ -70,11 +71,11 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
             candidates[f"by PyTorch, {first}"] = partial(our_text, plain[first], prompts, new, "pytorch")
         candidates[f"transformers, {first}"] = partial(their_text, theirs[first], prompts, new)
         taken = interleave({**candidates, **more}, rounds[count])
-        rows.extend(timed_rows(taken, count * new, "tokens/s", setting=setting))
+        rows.extend(rows_of({name: taken[name] for name in taken if name != MEMORY}, count * new, setting))
         return taken
 
     with tempfile.TemporaryDirectory() as folder:
-        others: Candidates = {"reading memory once for each text": partial(read_memory, device)}
+        others: Candidates = {MEMORY: partial(read_memory, device)}
         if llamacpp and device == "cpu":
             for kind, file in their_files(llamacpp, Path(folder), model).items():
                 others[f"llama.cpp, {kind}"] = partial(llama_seconds, llamacpp, file, new)
@@ -86,7 +87,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
 
     ratios: dict[str, float] = {}
     weights = model.num_parameters() - model.position_embedding.weight.numel()  # that each token reads
-    memory = one["reading memory once for each text"].seconds
+    memory = one[MEMORY].seconds
     for batch, taken in (("b1", one), ("b8", long), ("b8_short", eight)):
         for name, short in SHORT.items():
             for ours, other, figure in PAIRS:
@@ -102,8 +103,9 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     if device == "cpu":
         ratios["int8_vs_bf16"] = one["this program, int8"].times_faster_than(one["this program, bfloat16"])
         small = small_model(2 if quick else 9)
-        rows += timed_rows(small, 64, "tokens/s", setting="1.7 million weights, batch 1")
-        ratios["small_program_vs_pytorch"] = small["with the program"].times_faster_than(small["by PyTorch"])
+        rows += rows_of(small, 64, "1.7 million weights, batch 1")
+        program, pytorch = small.values()
+        ratios["small_program_vs_pytorch"] = program.times_faster_than(pytorch)
     return Report(
         title=f"Generation, GPT-2 small, {new} new tokens, on {device}",
         rows=rows,
@@ -112,7 +114,17 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
             f"Memory read: {memory_bytes(device) / statistics.median(memory) / 1e9:.1f} GB/s.",
             f"Rounds: {rounds[1]} with batch 1, {rounds[8]} with batch 8.",
         ],
+        across=("precision", "tokens/s"),
     )
+
+
+def rows_of(timings: dict[str, Timing], tokens: int, setting: str) -> list[dict[str, Any]]:
+    """A row for each candidate, which is named by its program and precision."""
+    rows = []
+    for row in timed_rows(timings, tokens, "tokens/s"):
+        program, _, precision = row.pop("candidate").partition(", ")
+        rows.append({"setting": setting, "program": program, "precision": precision, **row})
+    return rows
 
 
 def build_program(model: GPT) -> None:
@@ -125,10 +137,12 @@ def build_program(model: GPT) -> None:
 def small_model(rounds: int) -> dict[str, Timing]:
     """A model as `make train` makes it, with the compiled program and with PyTorch only."""
     config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=7)
-    models = {"with the program": GPT(config).eval(), "by PyTorch": GPT(config).eval()}
-    build_program(models["with the program"])
-    backends: dict[str, BackendName] = {"with the program": "auto", "by PyTorch": "pytorch"}
-    texts = {name: partial(our_text, model, [[1]], 64, backends[name]) for name, model in models.items()}
+    compiled, plain = GPT(config).eval(), GPT(config).eval()
+    build_program(compiled)
+    texts = {
+        "this program, float32": partial(our_text, compiled, [[1]], 64, "auto"),
+        "by PyTorch, float32": partial(our_text, plain, [[1]], 64, "pytorch"),
+    }
     return interleave(texts, rounds)
 
 

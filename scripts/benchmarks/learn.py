@@ -2,20 +2,25 @@
 
 First nanoGPT's documented CPU command on tinyshakespeare, unchanged; then configs/tinyshakespeare.yaml with
 three seeds, all its steps or as many as nanoGPT's wall time allows, from the start of the process to its end,
-with the vocabulary learned in that time; then the same for 0.13 of that time. With `--nanochat DIR`,
+with the vocabulary learned in that time; then the same for 0.4 and 0.13 of that time. With `--nanochat DIR`,
 nanochat too: its own tokenizer trainer, model, optimizer and schedule. All train on the first nine tenths
-of the text and are scored once, at the end, on the whole last tenth.
+of the text and are scored once, at the end, on the whole last tenth. What nanoGPT prints on its way is drawn
+as its curve.
 """
 
 import json
+import re
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import Report, run_python, say
+from benchmarks.common import Report, run_python, say, with_package
 from benchmarks.learn_nanochat import train_nanochat
 
 from gpt.pictures.figures import save
@@ -45,6 +50,7 @@ print(nats / (len(ids) - 1) / np.log(2))
 """
 SEEDS = (1337, 1338, 1339)
 FRACTION = 0.13
+SHARES = (1.0, 0.4, FRACTION)  # of nanoGPT's time
 SHORT = 20.0  # seconds of training, for which the recipe is too slow to start; nothing is read twice
 SHORT_RECIPE = (
     "--model.optimizer.warmup_steps 10 --model.optimizer.lr 1.2e-2 --model.optimizer.rest_lr 1.2e-2 "
@@ -60,6 +66,10 @@ class Trained(NamedTuple):
     outside: float = 0.0  # the seconds before and after training
 
 
+Curve = list[tuple[float, float]]
+"""Seconds since the start of a process, and bits per byte."""
+
+
 def run(
     quick: bool, nanogpt: Path, text: Path, nanochat: Path | None = None, chart: Path | None = None
 ) -> Report:
@@ -68,7 +78,7 @@ def run(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         say("nanoGPT")
-        peer = _nanogpt(nanogpt.resolve(), text.resolve(), folder, quick)
+        peer, curve = _nanogpt(nanogpt.resolve(), text.resolve(), folder, quick)
         whole = text.read_text(encoding="utf-8")
         cut = int(0.9 * len(whole))  # as nanoGPT splits it
         texts = folder / "first.txt", folder / "last.txt"
@@ -81,24 +91,21 @@ def run(
             runs["nanochat"] = [Trained(*other)]
         say("ours: a short run, for the time outside training")
         outside = _ours(*texts, folder / "short", 3, SEEDS[0]).outside
-        for share in (1.0, FRACTION):
+        for share in SHARES:
             name = f"ours, {share} of the time"
             say(name)
             where, budget = folder / f"{share}", share * peer.seconds
             runs[name] = [_within(budget, outside, texts, where, seed) for seed in seeds]
     mean = {name: statistics.fmean(one.bits_per_byte for one in found) for name, found in runs.items()}
-    ours, short = list(mean.values())[-2:]
+    ours, *_, short = [bits for name, bits in mean.items() if name.startswith("ours")]
     reached = FRACTION if short <= peer.bits_per_byte else 1.0
     ratios = {"learn_bits_per_byte": ours, "learn_time_to_peer_fraction": reached}
     if nanochat:
         ratios["learn_bits_vs_nanochat"] = ours / mean["nanochat"]
-    rows = [{"run": name, "seconds": max(one.seconds for one in found)} for name, found in runs.items()]
-    for row, found in zip(rows, runs.values(), strict=True):
-        bits = [one.bits_per_byte for one in found]
-        row |= {"bits per byte": mean[row["run"]], "spread": f"{min(bits):.3f} to {max(bits):.3f}"}
-    title = "tinyshakespeare: bits per byte on the last tenth"
+    rows = [_row(name, trained) for name, trained in runs.items()]
+    title = f"{text.name}: bits per byte on the last tenth"
     if chart:
-        draw(title, rows, chart)
+        draw(rows, curve, chart)
     return Report(
         title=title,
         rows=rows,
@@ -111,37 +118,68 @@ def run(
     )
 
 
-def draw(title: str, rows: list[dict[str, Any]], path: Path) -> None:
-    """Bits per byte against seconds: a point for each run."""
+def _row(name: str, trained: list[Trained]) -> dict[str, Any]:
+    """A line of the table: the longest of the runs and their mean."""
+    bits = [run.bits_per_byte for run in trained]
+    return {
+        "run": name,
+        "seconds": max(run.seconds for run in trained),
+        "bits per byte": statistics.fmean(bits),
+        "spread": f"{min(bits):.3f} to {max(bits):.3f}" if len(bits) > 1 else "",
+    }
+
+
+def draw(rows: list[dict[str, Any]], curve: Curve, path: Path) -> None:
+    """Bits per byte against seconds: nanoGPT's curve, a point for nanochat, and ours for several times."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
+    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     axes = figure.subplots()
-    for row in rows:
-        point = row["seconds"], row["bits per byte"]
-        color = "#0072B2" if row["run"].startswith("ours") else "#888888"
-        axes.plot(*point, "o", markersize=9, color=color)
-        label = f"{row['run']}: {point[1]:.3f} after {point[0]:.0f} s"
-        late = row["seconds"] > max(other["seconds"] for other in rows) / 2
-        place = {"xytext": (-11 if late else 11, 0), "ha": "right" if late else "left", "va": "center"}
-        axes.annotate(label, point, textcoords="offset points", **place)
-    axes.set(title=title, xlabel="seconds, whole process", ylabel="bits per byte (lower is better)")
+    points = {row["run"]: (row["seconds"], row["bits per byte"]) for row in rows}
+    ours = sorted(point for name, point in points.items() if name.startswith("ours"))
+    blue, grey, orange = "#0072B2", "#666666", "#D55E00"
+    axes.plot(*zip(*curve, strict=True), "-", color=grey, label="nanoGPT, one run with its own validations")
+    axes.plot(*points["nanoGPT"], "s", color=grey, markersize=8)
+    if "nanochat" in points:
+        axes.plot(*points["nanochat"], "D", color=orange, markersize=8, label="nanochat, at its end")
+    axes.plot(
+        *zip(*ours, strict=True), "o-", color=blue, markersize=8, label="ours, each point a run of its own"
+    )
+    for seconds, bits in [points[name] for name in points if not name.startswith("ours")] + ours:
+        place = {"xytext": (0, 9), "ha": "center", "textcoords": "offset points"}
+        axes.annotate(f"{bits:.2f}", (seconds, bits), **place)
+    axes.set(xlabel="seconds of the whole process", ylabel="held-out bits per byte (lower is better)")
     axes.set_xlim(left=0)
+    axes.set_ylim(1.9, 4.0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
     save(figure, path)
 
 
-def _nanogpt(checkout: Path, text: Path, folder: Path, quick: bool) -> Trained:
-    """nanoGPT's command, in a copy of the checkout."""
+def _nanogpt(checkout: Path, text: Path, folder: Path, quick: bool) -> tuple[Trained, Curve]:
+    """nanoGPT's command, in a copy of the checkout: its result, and its validations on the way."""
     copy = folder / "nanogpt"
     shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".git"))
     shutil.copy(text, copy / "data" / "shakespeare_char" / "input.txt")
     run_python(["data/shakespeare_char/prepare.py"], copy)
     command = NANOGPT_COMMAND + (" --max_iters=50 --eval_interval=50" if quick else "")
+    curve: Curve = []
     began = time.perf_counter()
-    run_python(command.split(), copy)
+    with subprocess.Popen(
+        [sys.executable, "-u", *command.split()],
+        cwd=copy,
+        env=with_package(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if told := re.match(r"step \d+: train loss [\d.]+, val loss ([\d.]+)", line):
+                curve.append((time.perf_counter() - began, float(told[1]) / log(2)))
     seconds = time.perf_counter() - began
     done = run_python(["-c", NANOGPT_SCORE], copy, {"PYTHONPATH": str(copy)})
-    return Trained(float(done.split()[-1]), seconds)
+    return Trained(float(done.split()[-1]), seconds), curve
 
 
 def _within(budget: float, outside: float, texts: tuple[Path, Path], folder: Path, seed: int) -> Trained:
