@@ -57,6 +57,10 @@ REGULAR = 0.2
 learned fast and hardly memorised, so it is not regularised. Its windows of 128 tokens include the record
 before.
 """
+OFTEN = 30
+"""Epochs from which a text gets a larger model: dropout takes a part of its capacity."""
+LARGER = 1.2
+"""How many times as many weights a model has whose text is read `OFTEN`, unless it consists of records."""
 MOST_EPOCHS = 60
 """Epochs planned for a short text at first; the run goes on while the held-out loss falls."""
 MOST_WEIGHTS_PER_BYTE = 5
@@ -300,7 +304,17 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
-    return min(suitable, key=lambda shape: abs(math.log(shape.blocks / wanted)))
+    shape = _nearest(suitable, wanted)
+    tokens = compute / shape.operations(machine.sampled_softmax) * shape.tokens
+    epochs = tokens * text.bytes_per_token(ids) / text.train_bytes
+    if epochs >= OFTEN and not text.is_regular:
+        shape = _nearest(suitable, LARGER * wanted)
+    return shape
+
+
+def _nearest(shapes: list[Shape], weights: float) -> Shape:
+    """Return the shape whose blocks have about so many weights."""
+    return min(shapes, key=lambda shape: abs(math.log(shape.blocks / weights)))
 
 
 def _shapes_in_memory(machine: Machine, ids: int, context: int, windows: int, given: Given) -> list[Shape]:

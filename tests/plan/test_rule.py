@@ -64,6 +64,18 @@ def test_what_is_read_often_is_not_learned_by_heart(size, bpe_dropout, dropout):
     assert (f"dropout {dropout}, " in str(result)) == bool(dropout)
 
 
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [
+        pytest.param(Text(size=200_000, val_fraction=0.1), 128, id="read often"),
+        pytest.param(Text(size=200_000, val_fraction=0.1, packed=0.1), 96, id="records, read often"),
+        pytest.param(Text(size=1_000_000, val_fraction=0.1), 96, id="read ten times"),
+    ],
+)
+def test_a_text_that_is_read_often_gets_a_larger_model(text, width):
+    assert plan(text, seconds=55).shape.emb_dim == width
+
+
 def test_a_text_of_records_has_longer_windows_and_no_dropout():
     """Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128."""
     logs = plan(Text(size=600_000, val_fraction=0.1, packed=0.11))
