@@ -85,7 +85,7 @@ class TokenizeRequest(_Form):
     text: str
 '''
 
-TOKENIZE = """    async def tokenize(self, request: Request) -> dict[str, Any]:
+TOKENIZE = """    async def tokenize(self, request: Request) -> JsonObject:
         body = await self.limits.read_body(request)
         form = TokenizeRequest.model_validate_json(body)
         return {"tokens": await self.worked(body, self.tokenizer.encode, form.text)}
