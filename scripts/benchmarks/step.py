@@ -78,7 +78,7 @@ def run(
             }
             alone = interleave(calls, 3, warm_up=False)
             rows += timed_rows(alone, batch * context, "tokens/s", precision=precision, run="by itself")
-            ratios |= against_best(f"step_{precision}_alone_vs_best_peer", alone)
+            ratios |= against_best(f"step_{precision}_by_itself_vs_best_peer", alone)
         if on_gpu and (peak := peak_flops(precision)):
             best = batch * context / timings["ours"].median
             ratios[f"step_{precision}_mfu"] = best * flops_per_token(GPTConfig(), context) / peak
