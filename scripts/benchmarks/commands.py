@@ -26,7 +26,7 @@ USING = {
     "gpt generate --checkpoint runs/mine --prompt 'def '": "writes 200 tokens",
     "gpt prepare text.txt --output prepared": "makes files of tokens",
     "gpt attention --checkpoint runs/mine --text 'def add(a, b):' --output maps": "draws each head",
-    "gpt plot mine --output loss.png": "draws the losses",
+    "gpt plot runs/mine --output loss.png": "draws the losses",
     "gpt export --checkpoint runs/mine --format gguf --output exported": "writes llama.cpp's file",
     "gpt evaluate --checkpoint runs/mine --data text.txt": "scores the text",
     "gpt fit no-such-text.txt": "says in a line what is wrong",
@@ -68,8 +68,9 @@ def _row(command: str, what: str, folder: Path, rounds: int) -> dict[str, Any]:
         expected = 2 if "no-such" in command else 0
         if done.returncode != expected:
             raise SystemExit(f"{command}\n{done.stderr[-2000:]}")
-        if "prepare" in command:
-            os.rename(folder / "prepared", folder / f"prepared{len(seconds)}")
+        for output in ("prepared", "maps", "loss.png", "exported"):
+            if (folder / output).exists():  # a command writes no output that exists
+                os.rename(folder / output, folder / f"{len(seconds)} {output}")
     return {
         "command": f"`{command}`",
         "what it does": what,
