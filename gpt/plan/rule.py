@@ -60,7 +60,7 @@ before.
 OFTEN = 30
 """Epochs from which a text gets a larger model: dropout takes a part of its capacity."""
 LARGER = 1.2
-"""How many times as many weights a model has whose text is read `OFTEN`, unless it consists of records."""
+"""Factor of the weights for a text that is read so often, unless it consists of records."""
 MOST_EPOCHS = 60
 """Epochs planned for a short text at first; the run goes on while the held-out loss falls."""
 MOST_WEIGHTS_PER_BYTE = 5
@@ -292,7 +292,12 @@ def trained_on(machine: Machine, seconds: float, shape: Shape | None = None) -> 
     """Estimate the tokens that a model, by default the rule's for an endless text, trains on in a time."""
     endless = Text(size=1 << 40, val_fraction=0.0)
     shape = shape or _shape(endless, machine, machine.speed * seconds, Given())
-    return machine.speed * seconds / shape.operations(machine.sampled_softmax) * shape.tokens
+    return _tokens_in(machine.speed * seconds, machine, shape)
+
+
+def _tokens_in(compute: float, machine: Machine, shape: Shape) -> float:
+    """Return the tokens that a model of this shape trains on with this many operations."""
+    return compute / shape.operations(machine.sampled_softmax) * shape.tokens
 
 
 def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
@@ -305,8 +310,7 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
     shape = _nearest(suitable, wanted)
-    tokens = compute / shape.operations(machine.sampled_softmax) * shape.tokens
-    epochs = tokens * text.bytes_per_token(ids) / text.train_bytes
+    epochs = _tokens_in(compute, machine, shape) * text.bytes_per_token(ids) / text.train_bytes
     if epochs >= OFTEN and not text.is_regular:
         shape = _nearest(suitable, LARGER * wanted)
     return shape

@@ -6,14 +6,12 @@ where it changes nothing.
 
 import os
 import shlex
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Report, Timing, say, with_package
+from benchmarks.common import Report, Timing, run_python, say
 
 from gpt.data.builtin import python_stdlib
 
@@ -52,22 +50,13 @@ def run(quick: bool, minutes: str = "1") -> Report:
 
 def _row(command: str, what: str, folder: Path, rounds: int) -> dict[str, Any]:
     say(command)
-    environment = with_package({"GPT_CACHE": str(folder / "cache")})
+    arguments = ["-m", "gpt", *shlex.split(command)[1:]]
+    status = 2 if "no-such" in command else 0
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "gpt", *shlex.split(command)[1:]],
-            cwd=folder,
-            env=environment,
-            check=False,
-            capture_output=True,
-            encoding="utf-8",
-        )
+        run_python(arguments, folder, {"GPT_CACHE": str(folder / "cache")}, status)
         seconds.append(time.perf_counter() - began)
-        expected = 2 if "no-such" in command else 0
-        if done.returncode != expected:
-            raise SystemExit(f"{command}\n{done.stderr[-2000:]}")
         for output in ("prepared", "maps", "loss.png", "exported"):
             if (folder / output).exists():  # a command writes no output that exists
                 os.rename(folder / output, folder / f"{len(seconds)} {output}")

@@ -84,8 +84,13 @@ def with_package(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **(more or {})}
 
 
-def run_python(arguments: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> str:
-    """Run Python in `folder` with this checkout's package, and return what it prints."""
+def run_python(
+    arguments: list[str], folder: Path, environment: Mapping[str, str] | None = None, status: int = 0
+) -> str:
+    """Run Python in `folder` with this checkout's package, and return what it prints.
+
+    Exits with the last lines of the process unless it ends with the expected `status`.
+    """
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -95,7 +100,7 @@ def run_python(arguments: list[str], folder: Path, environment: Mapping[str, str
         text=True,
         encoding="utf-8",
     )
-    if done.returncode:
+    if done.returncode != status:
         raise SystemExit(f"{' '.join(arguments)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
     return done.stdout
 

@@ -76,9 +76,9 @@ def run(
                 peer: partial(step_alone, peer, *kind, precision, batch, context)
                 for peer, kind in kinds_of.items()
             }
-            alone = interleave(calls, 3, warm_up=False)
-            rows += timed_rows(alone, batch * context, "tokens/s", precision=precision, run="by itself")
-            ratios |= against_best(f"step_{precision}_by_itself_vs_best_peer", alone)
+            separate = interleave(calls, 3, warm_up=False)
+            rows += timed_rows(separate, batch * context, "tokens/s", precision=precision, run="by itself")
+            ratios |= against_best(f"step_{precision}_by_itself_vs_best_peer", separate)
         if on_gpu and (peak := peak_flops(precision)):
             best = batch * context / timings["ours"].median
             ratios[f"step_{precision}_mfu"] = best * flops_per_token(GPTConfig(), context) / peak
