@@ -5,7 +5,8 @@ The first limit that is reached ends the run; each is a small class or function 
 - steps and epochs, known from the start: `first_of_steps_and_epochs`
 - time, turned into updates after each update, from the recent speed: `TimeLimit`
 - parts of a plan's time, of which each follows only if the held-out loss still falls: `Parts`
-- early stopping, and a held-out loss that keeps rising: `Result`
+- a held-out loss that no longer falls brings the end of a plan's time forward: `Limits._cool_down`
+- early stopping, and in a tuning a held-out loss that keeps rising: `Result`
 
 A signal (`gpt/run/signals.py`) or a loss that is not finite (`gpt/training/guard.py`) ends only the process:
 the run can be resumed.
@@ -24,8 +25,9 @@ from gpt.training.sampled import LATE, early_steps
 from gpt.weights.checkpoint import RunPart
 
 _ENDLESS = 1 << 53  # updates: the largest whole number that is exact in JSON
-_RISES = 3  # consecutive rises of the held-out loss that end a run with a time limit
+_RISES = 3  # consecutive rises of the held-out loss that end a tuning with a time limit
 _RECENT = 0.2  # fraction of the run's time over which its speed is averaged
+_COOLING = 1.25  # a run whose held-out loss no longer falls ends after this many times its updates so far
 _LONGER = 1.2  # a further part must allow at least this many times the updates
 
 
@@ -222,7 +224,8 @@ class Limits:
         self._fixed = _NO_END  # by steps and epochs
         self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
         self._parts = Parts(plan.steps if plan and not plan.is_whole else None)
-        self._result = Result(run, options.early_stopping, stops_rising=deadline)
+        self._result = Result(run, options.early_stopping, stops_rising=deadline and plan is None)
+        self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
     def count(self, steps_per_epoch: int) -> None:
@@ -271,6 +274,9 @@ class Limits:
         if not self._time:
             return
         self._time.validated(seconds)
+        if run.stalled and run.step < run.total and self._may_cool_down:
+            self._cool_down()
+            self._keep_time(elapsed)
         if self._parts.end.step == run.step and not self._result.why_stop():
             if end := self._parts.extend(run, self._in_time(self._time, elapsed)):
                 self._take(end)
@@ -300,6 +306,16 @@ class Limits:
         """Say what ends the run."""
         return self._result.why_stop() or self._end.why
 
+    @property
+    def _may_cool_down(self) -> bool:
+        """Whether a plan fills the time, and its end was not brought forward before."""
+        return self._plan is not None and self._plan.is_whole and self._cooled == _NO_END
+
+    def _cool_down(self) -> None:
+        """Bring the end forward, as the model memorises the text: a learning rate that falls still gains."""
+        why = f"before its time, as held-out text gained nothing after step {self.run.best_step}"
+        self._cooled = End(math.ceil(_COOLING * self.run.step), why)
+
     def _take(self, end: End) -> None:
         self._end = end
         self.run.total = end.step
@@ -308,7 +324,7 @@ class Limits:
         """Set the total to the updates that the time allows, unless another limit comes first."""
         if self._time:
             in_time = End(self._in_time(self._time, elapsed), self._time.name)
-            self._take(min(self._fixed, self._parts.end, in_time, key=lambda end: end.step))
+            self._take(min(self._fixed, self._parts.end, self._cooled, in_time, key=lambda end: end.step))
 
     def _in_time(self, time: TimeLimit, elapsed: float) -> int:
         """Return the last update in time; while nothing is known of the speed, the plan's guess."""

@@ -22,9 +22,11 @@ def planned(**changes: object) -> Plan:
 class Run:
     """Makes updates until `limits` end them: `seconds(step)` each, and validations of `validation`."""
 
-    def __init__(self, plan: Plan, *, interval: int = 1000, sampled: int = 1, minute: float = 60.0) -> None:
+    def __init__(
+        self, plan: Plan | None, *, interval: int = 1000, sampled: int = 1, minute: float = 60.0
+    ) -> None:
         self.part = RunPart()
-        trainer = TrainerOptions(max_steps=plan.steps, val_check_interval=interval)
+        trainer = TrainerOptions(max_steps=plan.steps if plan else -1, val_check_interval=interval)
         options = Options(trainer=trainer, model=ModelOptions(sampled_softmax=sampled))
         self.limits = Limits(options, self.part, plan, deadline=True)
         self.limits.count(1)
@@ -92,6 +94,14 @@ def test_the_result_decides_how_long_a_text_is_read(losses, steps, why):
         assert run.validated == [100, 200, 400, 850]
 
 
+def test_a_further_part_begins_with_a_higher_rate_so_its_losses_may_rise():
+    losses = {50: 4.9, 100: 4.8, 150: 4.7, 200: 4.0, 250: 4.5, 300: 4.6, 350: 4.7, 400: 4.8}
+    run = Run(planned(steps=200, is_whole=False), interval=50, minute=50.0)
+    run.train(lambda _: 0.1, loss=lambda step: losses.get(step, 3.9))
+    assert run.part.best_step == pytest.approx(500, abs=1)
+    assert run.limits.why() == "the time of --minutes is over"
+
+
 def test_a_part_that_leaves_no_time_for_another_ends_the_run():
     run = Run(planned(steps=200, is_whole=False), interval=100, minute=23.0)
     run.train(lambda _: 0.1)
@@ -99,9 +109,27 @@ def test_a_part_that_leaves_no_time_for_another_ends_the_run():
     assert run.limits.why() == "the rest of the time is too short for a further part"
 
 
-def test_a_loss_that_rises_three_times_in_a_row_ends_a_run_for_a_time():
+STALLED = "before its time, as held-out text gained nothing after step {}"
+
+
+@pytest.mark.parametrize(
+    ("best", "steps", "why"),
+    [
+        (400, 625, STALLED.format(400)),  # seen at step 500
+        (800, 1000, "the time of --minutes is over"),  # seen at step 900, and 1,125 would be later
+    ],
+)
+def test_a_loss_that_no_longer_falls_brings_the_end_forward(best, steps, why):
+    """And with it the end of the schedule. Later losses bring it no nearer."""
+    run = Run(planned(steps=1000), interval=100, minute=100.0)
+    run.train(lambda _: 0.1, loss=lambda step: 5.0 - min(step, best) / 1000 - (step > 600))
+    assert run.part.step == pytest.approx(steps, abs=1)
+    assert run.limits.why() == why
+
+
+def test_a_loss_that_rises_three_times_in_a_row_ends_a_tuning_for_a_time():
     losses = {100: 5.0, 200: 4.0, 300: 4.5, 400: 4.4, 500: 4.5, 600: 4.6, 700: 4.7}
-    run = Run(planned(steps=800), interval=100, minute=90.0)
+    run = Run(None, interval=100, minute=90.0)
     run.train(lambda _: 0.1, loss=losses.get)
     assert run.part.step == 700
     assert run.limits.why() == "val_loss rose 3 times in a row: it was lowest after step 200"
