@@ -17,11 +17,11 @@ from gpt.evaluation.evaluate import score_sample
 from gpt.help import HelpFormatter, value_name
 from gpt.pictures.runs import short
 from gpt.plain import Json, check_options, seconds_of, with_first
-from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose
+from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose, timed_shape
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
 from gpt.training.processes import of_first_process
-from gpt.training.speed import Machine, time_machine
+from gpt.training.speed import Machine, Shape, time_machine
 from gpt.weights.load import cached
 
 GIVEN = {
@@ -154,7 +154,8 @@ class Planner:
         self._reading = reading
         self._began = began
         self._start_seconds = start_seconds
-        self._machine: Machine | None = None
+        self._machines: dict[Shape, Machine] = {}
+        """The machine as it was timed on each shape."""
         self._divided: tuple[int, Divided] | None = None
         """The corpus in two parts, and the most bytes that were to be read of it."""
 
@@ -171,17 +172,20 @@ class Planner:
         size = None if isinstance(self._corpus, Prepared) else self._corpus.size()
         around = _LEARNING * min(size or 0, LEARNED_BYTES) / cores() + END_SECONDS
         _check_time(minutes, _LEAST_SECONDS + around)  # fail before anything is measured
-        self._machine = self._machine or time_machine(*self._device)
+        shape = timed_shape(60 * minutes)
+        if shape not in self._machines:
+            self._machines[shape] = time_machine(*self._device, shape)
+        machine = self._machines[shape]
         if isinstance(self._corpus, Prepared):
             text = measure_prepared(self._corpus)
         else:
-            text = measure(self._divide(self._corpus, self._machine, minutes), self._vocab_size)
+            text = measure(self._divide(self._corpus, machine, minutes), self._vocab_size)
             around += _TOKENIZING * text.size / cores()
         _check_held_out(self._name, text)
         gone = of_first_process("start", self._seconds_gone)
         seconds = 60 * minutes - gone - _REST_OF_START - around
         _check_time(minutes, 60 * minutes - seconds + 1)
-        return choose(text, self._machine, seconds, self._given)
+        return choose(text, machine, seconds, self._given)
 
     def _divide(self, corpus: Corpus, machine: Machine, minutes: float) -> Divided:
         """Divide as much of the corpus as is read in this time.

@@ -8,7 +8,7 @@ the held-out loss corrects (`gpt.run.limits`).
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from gpt.cores import cores
@@ -23,6 +23,8 @@ T = TypeVar("T", int, float)
 # The rule. Compute is counted in training operations, see `Shape.operations`.
 USUAL_COMPUTE = 3.3e13
 """Two minutes on one core with AVX-512: the compute for which the constants below hold."""
+USUAL_SPEED = USUAL_COMPUTE / 120
+"""Training operations per second of such a core."""
 USUAL_WEIGHTS = 4e5
 """Weights in the blocks' matrices at `USUAL_COMPUTE`."""
 WEIGHTS_POWER = 0.6
@@ -42,12 +44,18 @@ LONG_TEXT = 2.5e6
 """Bytes from which a window has at least 128 tokens, as a long text is not read often. A text of records also
 has such windows."""
 USUAL_BATCH = 24
-"""Windows in a batch at `USUAL_COMPUTE`; twice as many for each tenfold compute."""
+"""Windows of 128 tokens or more in a batch at `USUAL_COMPUTE`, or twice as many of 64; twice as many for each
+tenfold compute.
+"""
+REREAD = 4
+"""Epochs from which a batch has half as many windows, unless the text consists of records. At two epochs half
+was 0.7 to 3 % worse, at eight 0.9 % better.
+"""
 MOST_BATCH = 65_536
 """The most tokens in a batch: larger batches were not measured."""
-RESPELLED_FROM = 12
-"""Epochs from which BPE-dropout is used: words are split into tokens at random each time. At nine epochs it
-cost a small model 0 to 2 %, at fifteen it gained 1.5 to 3 %.
+RESPELLED_FROM = 7
+"""Epochs times weights per byte of text from which BPE-dropout is used: words are split into tokens at random
+each time. At 4 it cost 1 to 2 %, at 7 nothing, and at 10 to 14 it gained 1.5 to 5 %.
 """
 BPE_DROPOUT = 0.05
 DROPOUT_FROM = ((15, 0.1), (60, 0.2))
@@ -57,9 +65,9 @@ REGULAR = 0.2
 learned fast and hardly memorised, so it is not regularised. Its windows of 128 tokens include the record
 before.
 """
-OFTEN = 30
+OFTEN = 20
 """Epochs from which a text gets a larger model: dropout takes a part of its capacity."""
-LARGER = 1.2
+LARGER = 1.5
 """Factor of the weights for a text that is read so often, unless it consists of records."""
 MOST_EPOCHS = 60
 """Epochs planned for a short text at first; the run goes on while the held-out loss falls."""
@@ -71,12 +79,14 @@ BYTES_PER_TOKEN = 4
 END_SECONDS = 1.2
 """Seconds after the last validation: for a checkpoint, the loss curve, the end of the process."""
 _LEAST_READ = 1 << 22  # bytes: a short text is read whole even on a busy machine
+_LARGEST_TIMED = (256, 4)  # (width, layers): larger models make about as many operations per second
+_TIMED_TOKENS = 3072  # in a batch that is timed
 _READ = 8e6  # bytes per minute and core: tokenizing more would take longer than training on it
 _FEWEST_STEPS = 20
 _FEWEST_WINDOWS = 6  # in a batch: fewer would see too few places of the text
 _FEWEST_IDS = 512
 _BATCHES_OF_A_TEXT = 16  # batches in an epoch, at least
-_VALIDATIONS = 5  # validations in a run, at most
+_VALIDATIONS = 10  # validations in a run, at most
 _VALIDATING = 0.04  # share of the time for validation, unless two validations take longer
 _BESIDE = 16_384  # a validation's temperature, sample and checkpoint take as long as this many tokens
 _DROPPING = 1.3  # a step with dropout takes this many times as long
@@ -135,6 +145,9 @@ class Text:
         if self.tokens:
             return self.size / self.tokens
         return max(1.0, 1.9 + 0.425 * math.log2(vocab_size / 512))
+
+
+_ENDLESS = Text(size=1 << 40, val_fraction=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +262,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     bytes_per_step = shape.tokens * text.bytes_per_token(shape.vocab_size)
     in_part = MOST_EPOCHS * text.train_bytes / bytes_per_step
     epochs = min(in_time, in_part) * bytes_per_step / text.train_bytes
-    bpe_dropout, dropout = _regularisation(text, machine, epochs, given)
+    bpe_dropout, dropout = _regularisation(text, machine, shape, epochs, given)
     # Regularisation makes steps slower, so that fewer are made in the time.
     in_time /= (_DROPPING if dropout else 1) + (shape.tokens * _RESPELLING / early if bpe_dropout else 0)
     if in_time < _FEWEST_STEPS:
@@ -276,6 +289,19 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     )
 
 
+def timed_shape(seconds: float) -> Shape:
+    """Return the shape to time for plans of so many seconds: what usual cores would train on an endless text.
+
+    A fixed shape would not do: on a core with matrix instructions a large model makes 1.6 times as many
+    operations per second as a small one.
+    """
+    usual = Machine(speed=USUAL_SPEED * cores(), memory=math.inf, is_gpu=False)
+    shape = _shape(_ENDLESS, usual, usual.speed * seconds, Given())
+    width, layers = min((shape.emb_dim, shape.num_layers), _LARGEST_TIMED)
+    windows = _TIMED_TOKENS // shape.context_length
+    return replace(shape, emb_dim=width, num_layers=layers, batch_size=windows)
+
+
 def bytes_to_read(
     machine: Machine, minutes: float, least: int = _LEAST_READ, shape: Shape | None = None
 ) -> int:
@@ -290,8 +316,7 @@ def bytes_to_read(
 
 def trained_on(machine: Machine, seconds: float, shape: Shape | None = None) -> float:
     """Estimate the tokens that a model, by default the rule's for an endless text, trains on in a time."""
-    endless = Text(size=1 << 40, val_fraction=0.0)
-    shape = shape or _shape(endless, machine, machine.speed * seconds, Given())
+    shape = shape or _shape(_ENDLESS, machine, machine.speed * seconds, Given())
     return _tokens_in(machine.speed * seconds, machine, shape)
 
 
@@ -303,7 +328,8 @@ def _tokens_in(compute: float, machine: Machine, shape: Shape) -> float:
 def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     """Choose the shape whose size suits the compute and which text and memory allow."""
     ids = text.vocab_size or given.vocab_size or _vocabulary_size(text, compute)
-    context, windows = _batch(text, compute, ids, given)
+    context = _context(text, compute, ids, given)
+    windows = given.batch_size or _windows(text, compute, ids, context)
     fitting = _shapes_in_memory(machine, ids, context, windows, given)
     by_hand = given.emb_dim or given.num_layers
     most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
@@ -311,9 +337,12 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
     shape = _nearest(suitable, wanted)
     epochs = _tokens_in(compute, machine, shape) * text.bytes_per_token(ids) / text.train_bytes
-    if epochs >= OFTEN and not text.is_regular:
+    if epochs < REREAD or text.is_regular:
+        return shape
+    if epochs >= OFTEN:
         shape = _nearest(suitable, LARGER * wanted)
-    return shape
+    halved = given.batch_size or _windows(text, compute, ids, context, share=0.5)
+    return replace(shape, batch_size=min(halved, shape.batch_size))
 
 
 def _nearest(shapes: list[Shape], weights: float) -> Shape:
@@ -360,8 +389,8 @@ def _vocabulary_size(text: Text, compute: float) -> int:
     return min(max(supported, _FEWEST_IDS), _last_from(VOCABULARIES, compute))
 
 
-def _batch(text: Text, compute: float, ids: int, given: Given) -> tuple[int, int]:
-    """Choose the tokens in a window and the windows in a batch, few enough for a short text."""
+def _context(text: Text, compute: float, ids: int, given: Given) -> int:
+    """Choose the tokens in a window, of which four fit into the text. InputError if those given do not."""
     tokens_of_text = text.train_bytes / text.bytes_per_token(ids)
     context = given.context_length
     if context is None:
@@ -375,16 +404,28 @@ def _batch(text: Text, compute: float, ids: int, given: Given) -> tuple[int, int
             f"--model.config.context_length {context}: the text has {text.size:,} bytes, and four windows "
             "have to fit into it"
         )
-    windows = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE))
-    tokens = min(windows * context, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
-    return context, given.batch_size or max(_FEWEST_WINDOWS, round(tokens / context))
+    return context
 
 
-def _regularisation(text: Text, machine: Machine, epochs: float, given: Given) -> tuple[float, float]:
+def _windows(text: Text, compute: float, ids: int, context: int, share: float = 1.0) -> int:
+    """Choose the windows of a batch, or a share of the usual ones, few enough for a short text."""
+    usual = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE)) * max(128, context)  # tokens
+    tokens_of_text = text.train_bytes / text.bytes_per_token(ids)
+    tokens = min(share * usual, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
+    return max(_FEWEST_WINDOWS, round(tokens / context))
+
+
+def _regularisation(
+    text: Text, machine: Machine, shape: Shape, epochs: float, given: Given
+) -> tuple[float, float]:
     """Return BPE-dropout and dropout for a text that is read this often; none for records."""
-    is_respelled = epochs >= RESPELLED_FROM and not (text.is_regular or machine.is_gpu)  # one thread does it
-    dropout = 0.0 if text.is_regular else _last_from(((0.0, 0.0), *DROPOUT_FROM), epochs)
-    return BPE_DROPOUT if is_respelled else 0.0, dropout if given.dropout is None else given.dropout
+    if text.is_regular:
+        return 0.0, given.dropout or 0.0
+    weights_per_byte = (shape.blocks + shape.table) / text.train_bytes
+    # On a GPU it would wait for the one thread that splits the words.
+    is_respelled = epochs * weights_per_byte >= RESPELLED_FROM and not machine.is_gpu
+    dropout = _last_from(((0.0, 0.0), *DROPOUT_FROM), epochs) if given.dropout is None else given.dropout
+    return BPE_DROPOUT if is_respelled else 0.0, dropout
 
 
 def _validations(text: Text, machine: Machine, seconds: float, shape: Shape) -> tuple[int, float]:

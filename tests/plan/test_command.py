@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import pytest
 import torch
+from known_speed import know_speed
 from tiny_runs import gpt, summary
 
 from gpt import GPT, GPTConfig
@@ -23,7 +24,7 @@ from gpt.plan.rule import bytes_to_read
 from gpt.run.options import Options
 from gpt.run.start import Start, start
 from gpt.training import speed
-from gpt.training.speed import SPEEDS, Machine, speed_key
+from gpt.training.speed import Machine
 
 CORE = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
 ON_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
@@ -50,9 +51,7 @@ def place(workplace, monkeypatch) -> Path:
     monkeypatch.setenv("GPT_CACHE", str(workplace / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(workplace / "hub"))
     Path("text.txt").write_text(words_of(300_000), "utf-8")
-    Path("cache").mkdir()
-    key = speed_key(torch.device("cpu"), "32-true")
-    Path("cache", SPEEDS).write_text(json.dumps({key: CORE.speed}), "utf-8")
+    know_speed(Path("cache"), CORE.speed)
     return workplace
 
 

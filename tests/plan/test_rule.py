@@ -5,7 +5,7 @@ import yaml
 from processes import ROOT
 
 from gpt.errors import InputError
-from gpt.plan.rule import USUAL_COMPUTE, Given, Machine, Plan, Text, choose, trained_on
+from gpt.plan.rule import USUAL_COMPUTE, Given, Machine, Plan, Text, choose, timed_shape, trained_on
 from gpt.run.arguments import options_of, typed
 from gpt.training.sampled import LATE
 
@@ -22,17 +22,17 @@ def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE,
 @pytest.mark.parametrize(
     ("seconds", "shape", "context", "windows"),
     [
-        (3, (64, 1), 64, 12),
-        (100, (128, 2), 64, 24),
+        (3, (64, 1), 128, 12),
+        (100, (128, 2), 128, 24),
         (600, (192, 3), 128, 24),
         (3600, (256, 4), 128, 48),
-        (36_000, (320, 5), 256, 96),
+        (36_000, (384, 6), 256, 96),
     ],
 )
 def test_more_compute_buys_wider_and_deeper_models_longer_windows_and_larger_batches(
     seconds, shape, context, windows
 ):
-    result = plan(Text(size=2 * 10**6, val_fraction=0.05), seconds).shape
+    result = plan(Text(size=10**9, val_fraction=1e-4), seconds).shape
     assert (result.emb_dim, result.num_layers) == shape
     assert (result.context_length, result.batch_size) == (context, windows)
 
@@ -52,7 +52,7 @@ def test_a_vocabulary_has_225_bytes_of_text_for_each_id(size, ids):
         (10**7, 0.0, 0.0),
         (2_000_000, 0.0, 0.0),
         (1_000_000, 0.05, 0.0),
-        (600_000, 0.05, 0.1),
+        (400_000, 0.05, 0.1),
         (50_000, 0.05, 0.2),
     ],
 )
@@ -78,18 +78,32 @@ def test_a_text_that_is_read_often_gets_a_larger_model(text, width):
 
 def test_a_text_of_records_has_longer_windows_and_no_dropout():
     """Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128."""
-    logs = plan(Text(size=600_000, val_fraction=0.1, packed=0.11))
-    prose = plan(Text(size=600_000, val_fraction=0.1, packed=0.3))
+    logs = plan(Text(size=400_000, val_fraction=0.1, packed=0.11))
+    prose = plan(Text(size=400_000, val_fraction=0.1, packed=0.3))
     assert (logs.bpe_dropout, logs.dropout, logs.shape.context_length) == (0.0, 0.0, 128)
     assert (prose.bpe_dropout, prose.dropout, prose.shape.context_length) == (0.05, 0.1, 64)
-    assert logs.shape.batch_size == prose.shape.batch_size == 24
+    assert logs.shape.batch_size == prose.shape.batch_size == 24  # prose is read again
 
 
-@pytest.mark.parametrize(("size", "context"), [(2_500_000, 64), (2_700_000, 128)])
+@pytest.mark.parametrize(("size", "context"), [(2_400_000, 64), (3_000_000, 128)])
 def test_a_long_text_has_longer_windows(size, context):
     """The Bible, 4 MB, was 1.1 % better with 24 windows of 128 than with 48 of 64."""
-    shape = plan(Text(size=size, val_fraction=0.05)).shape
-    assert (shape.context_length, shape.batch_size) == (context, 24)
+    shape = plan(Text(size=size, val_fraction=0.05), seconds=40).shape
+    assert (shape.context_length, shape.tokens) == (context, 3072)
+
+
+@pytest.mark.parametrize(
+    ("size", "packed", "seconds", "windows"),
+    [
+        pytest.param(3_000_000, 1.0, 60, 24, id="two epochs"),
+        pytest.param(3_000_000, 1.0, 600, 12, id="nine epochs"),
+        pytest.param(3_000_000, 0.1, 600, 24, id="nine epochs of records"),
+    ],
+)
+def test_a_text_that_is_read_again_has_half_as_many_windows_in_a_batch(size, packed, seconds, windows):
+    """Three megabytes of novels were 0.7 % worse with half of them in a minute, 0.9 % better in ten."""
+    shape = plan(Text(size=size, val_fraction=0.05, packed=packed), seconds).shape
+    assert (shape.context_length, shape.batch_size) == (128, windows)
 
 
 def test_a_short_text_is_read_sixty_times_before_its_result_decides():
@@ -109,7 +123,7 @@ def test_the_steps_take_the_time(seconds, size):
     result = plan(Text(size=size, val_fraction=0.05), seconds)
     early = result.shape.operations(8) / CORE.speed * (1.3 if result.dropout else 1.0)
     training = result.steps * early * (1 + LATE * (result.slower - 1))
-    assert result.is_whole and 2 <= result.validations <= 5 and result.slower > 1.0
+    assert result.is_whole and 2 <= result.validations <= 10 and result.slower > 1.0
     assert training + result.validations * result.validation == pytest.approx(seconds, rel=0.12)
     assert result.tokens <= trained_on(CORE, seconds, result.shape)
 
@@ -139,7 +153,7 @@ def test_a_prepared_text_keeps_its_vocabulary_and_its_count_of_tokens():
 def test_a_model_fits_into_memory():
     """Whose width, or else whose batch, becomes smaller."""
     usual = plan(seconds=3600).shape
-    for memory, windows in ((0.8 * usual.memory(), usual.batch_size), (0.1 * usual.memory(), 12)):
+    for memory, windows in ((0.8 * usual.memory(), usual.batch_size), (0.1 * usual.memory(), 6)):
         small = plan(seconds=3600, machine=Machine(speed=3.3e11, memory=memory, is_gpu=False)).shape
         assert small.memory() < memory
         assert small.batch_size == windows and small.emb_dim < usual.emb_dim
@@ -172,6 +186,17 @@ def test_wide_models_on_a_gpu_have_the_rates_of_gpt2():
     assert options["model"]["compile"] and not plan(text, 300, GPU).compile and not plan(text, 3600).compile
     often = plan(Text(size=10**6, val_fraction=0.1), 300, GPU)  # BPE-dropout is one thread of the CPU
     assert (often.bpe_dropout, often.dropout, often.machine.sampled_softmax) == (0.0, 0.2, 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shape"), [(6, (64, 1)), (120, (128, 2)), (600, (192, 3)), (10**6, (256, 4))]
+)
+def test_the_shape_that_is_timed_is_that_of_a_usual_core(seconds, shape, monkeypatch):
+    """But no larger than a timing of a second can be, whatever the time."""
+    monkeypatch.setattr("gpt.plan.rule.cores", lambda: 1)
+    timed = timed_shape(seconds)
+    assert (timed.emb_dim, timed.num_layers) == shape
+    assert timed.tokens == 3072
 
 
 def test_several_processes_divide_a_batch():
