@@ -65,7 +65,7 @@ REGULAR = 0.2
 learned fast and hardly memorised, so it is not regularised. Its windows of 128 tokens include the record
 before.
 """
-OFTEN = 20
+OFTEN = 18
 """Epochs from which a text gets a larger model: dropout takes a part of its capacity."""
 LARGER = 1.5
 """Factor of the weights for a text that is read so often, unless it consists of records."""
