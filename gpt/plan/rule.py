@@ -1,10 +1,12 @@
-"""Choose a model to train on a text in a given time; docs/plan.md has the measurements behind the constants.
+"""Choose a model to train on a text in a given time.
+
+docs/log/plans.md has the measurements behind the constants.
 
 The compute that fits into the time decides width, depth, window and batch. The bytes of the text decide the
 vocabulary. The number of epochs decides the regularisation, which keeps the model from memorising the text.
-The rule uses nothing else about the text, and predicts no loss. It estimates how many updates fit into the
-time, which the clock corrects during training. It also estimates how long to train on a short text, which
-the held-out loss corrects (`gpt.run.limits`).
+The rule also asks whether the text consists of records, and nothing else about it. It predicts no loss. It
+estimates how many updates fit into the time, which the clock corrects during training. It also estimates how
+long to train on a short text, which the held-out loss corrects (`gpt.run.limits`).
 """
 
 import math
@@ -133,7 +135,7 @@ class Text:
         return self.size * (1 - self.val_fraction)
 
     @property
-    def is_regular(self) -> bool:
+    def has_records(self) -> bool:
         """Whether it consists of records."""
         return self.packed < REGULAR
 
@@ -261,7 +263,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     in_time = max(seconds - validations * validation, 0.0) / ((1 - LATE) * early + LATE * late)
     bytes_per_step = shape.tokens * text.bytes_per_token(shape.vocab_size)
     in_part = MOST_EPOCHS * text.train_bytes / bytes_per_step
-    epochs = min(in_time, in_part) * bytes_per_step / text.train_bytes
+    epochs = min(in_time * bytes_per_step / text.train_bytes, MOST_EPOCHS)
     bpe_dropout, dropout = _regularisation(text, machine, shape, epochs, given)
     # Regularisation makes steps slower, so that fewer are made in the time.
     in_time /= (_DROPPING if dropout else 1) + (shape.tokens * _RESPELLING / early if bpe_dropout else 0)
@@ -337,7 +339,7 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
     shape = _nearest(suitable, wanted)
     epochs = _tokens_in(compute, machine, shape) * text.bytes_per_token(ids) / text.train_bytes
-    if epochs < REREAD or text.is_regular:
+    if epochs < REREAD or text.has_records:
         return shape
     if epochs >= OFTEN:
         shape = _nearest(suitable, LARGER * wanted)
@@ -395,7 +397,7 @@ def _context(text: Text, compute: float, ids: int, given: Given) -> int:
     context = given.context_length
     if context is None:
         context = _last_from(WINDOWS, compute)
-        if text.is_regular or text.train_bytes >= LONG_TEXT:
+        if text.has_records or text.train_bytes >= LONG_TEXT:
             context = max(context, 128)
         while context > 16 and 4 * context > tokens_of_text:
             context //= 2
@@ -419,7 +421,7 @@ def _regularisation(
     text: Text, machine: Machine, shape: Shape, epochs: float, given: Given
 ) -> tuple[float, float]:
     """Return BPE-dropout and dropout for a text that is read this often; none for records."""
-    if text.is_regular:
+    if text.has_records:
         return 0.0, given.dropout or 0.0
     weights_per_byte = (shape.blocks + shape.table) / text.train_bytes
     # On a GPU it would wait for the one thread that splits the words.

@@ -115,9 +115,9 @@ def test_records_are_told_from_prose(place):
     stamps = (f"12:{i // 60 % 60:02}:{i % 60:02} worker-{i % 7} took {i * i % 997} ms\n" for i in range(9000))
     Path("logs.txt").write_text("".join(stamps), "utf-8")
     prepare("logs.txt", "prepared", vocabulary="learn:400")
-    assert measure(divide_corpus(find_corpus("logs.txt"))).is_regular
-    assert measure_prepared(Prepared("prepared")).is_regular
-    assert not measure(divide_corpus(find_corpus("text.txt"))).is_regular
+    assert measure(divide_corpus(find_corpus("logs.txt"))).has_records
+    assert measure_prepared(Prepared("prepared")).has_records
+    assert not measure(divide_corpus(find_corpus("text.txt"))).has_records
 
 
 def test_a_prepared_folder_is_taken_as_it_is(place, refusal):
