@@ -61,6 +61,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "minutes": (str, "of plan: such as 1,4; of commands: of the run"),
     "seeds": (str, "of plan: such as 1,2"),
     "baseline": (Path, "of plan: another checkout of this program"),
+    "beside": (bool, "of plan: run it and the other checkout at the same time, on a core each"),
     "table": (Path, "of plan: the CSV of all runs, which is continued"),
 }
 
@@ -119,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results and their ratios")
     for option, (kind, what) in OPTIONS.items():
-        parser.add_argument(f"--{option}", type=kind, help=what, default=argparse.SUPPRESS)
+        how: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}
+        parser.add_argument(f"--{option}", help=what, default=argparse.SUPPRESS, **how)
     return parser
 
 

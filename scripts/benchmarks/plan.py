@@ -1,7 +1,8 @@
 """`benchmark.py plan`: runs by --minutes, by this checkout and by a baseline's, text by text.
 
-Both get the same time from the start of the process to its end, take turns, and begin with an empty cache. A
-run is a row of the table as soon as it has ended; what is there is not run again.
+Both get the same time from the start of the process to its end, and begin with an empty cache. They take
+turns on all cores, or run beside each other on a core each. A run is a row of the table as soon as it has
+ended; what is there is not run again.
 """
 
 import csv
@@ -11,7 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import yaml
@@ -23,6 +27,7 @@ COLUMNS = (
     *("vocab_size", "context_length", "batch_size", "dropout", "bpe_dropout"),
 )
 KEY = COLUMNS[:4]
+_writing = Lock()
 
 
 def run(
@@ -32,8 +37,13 @@ def run(
     seeds: str = "1337",
     baseline: Path | None = None,
     table: Path = Path("plans.csv"),
+    beside: bool = False,
 ) -> Report:
-    """Measure the rows that are missing; `quick` leaves one text. `baseline` is a checkout of this."""
+    """Measure the rows that are missing; `quick` leaves one text. `baseline` is a checkout of this.
+
+    With `beside`, which needs Linux, both programs run at the same time on a core each, and change cores from
+    text to text.
+    """
     programs = {OURS: ROOT, **({"baseline": baseline.resolve()} if baseline else {})}
     corpora = texts.split(",")[: 1 if quick else None]
     order = list(programs)
@@ -41,8 +51,14 @@ def run(
         for seed in map(int, seeds.split(",")):
             for corpus in corpora:
                 order.reverse()
-                for name in order:
-                    _measure(table, corpus, number, seed, name, programs[name])
+                runs = [
+                    partial(
+                        _measure, table, corpus, number, seed, name, programs[name], core if beside else None
+                    )
+                    for core, name in enumerate(order)
+                ]
+                with ThreadPoolExecutor(len(runs) if beside else 1) as pool:
+                    list(pool.map(lambda measure: measure(), runs))  # raises what one of them raises
     rows = _read(table)
     summary = [
         line
@@ -56,8 +72,16 @@ def run(
     return Report(title="Runs by --minutes", rows=summary, ratios=ratios, notes=notes)
 
 
-def _measure(table: Path, corpus: str, minutes: float, seed: int, program: str, checkout: Path) -> None:
-    """Run one program on one text and write its row, unless it is there."""
+def _measure(
+    table: Path,
+    corpus: str,
+    minutes: float,
+    seed: int,
+    program: str,
+    checkout: Path,
+    core: int | None = None,
+) -> None:
+    """Run one program on one text, on all cores or on one, and write its row, unless it is there."""
     name = Path(corpus).name
     key = dict(zip(KEY, (name, f"{minutes:g}", str(seed), program), strict=True))
     if any(key.items() <= row.items() for row in _read(table)):
@@ -65,8 +89,12 @@ def _measure(table: Path, corpus: str, minutes: float, seed: int, program: str, 
     given = os.path.abspath(corpus) if os.path.exists(corpus) else corpus
     command = [sys.executable, "-m", "gpt", "fit", given, f"--minutes={minutes}", "--run=r"]
     command.append(f"--seed_everything={seed}")
+    threads = {}
+    if core is not None:
+        command = ["taskset", "--cpu-list", str(core), *command]
+        threads = {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "GPT_CACHE": f"{folder}/cache"}
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "GPT_CACHE": f"{folder}/cache", **threads}
         began = time.perf_counter()
         done = subprocess.run(
             command, cwd=folder, env=environment, check=False, capture_output=True, encoding="utf-8"
@@ -86,13 +114,17 @@ def _measure(table: Path, corpus: str, minutes: float, seed: int, program: str, 
         **options["model"]["config"],
         **options["data"],
     }
-    is_new = not table.exists()
-    with table.open("a", encoding="utf-8", newline="") as file:
+    _write(table, values)
+    say(f"{key}: {values['bits_per_byte']} in {seconds:.1f} s")
+
+
+def _write(table: Path, values: dict[str, Any]) -> None:
+    """Append a row."""
+    with _writing, table.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        if is_new:
+        if not file.tell():
             writer.writeheader()
         writer.writerow(values)
-    say(f"{key}: {values['bits_per_byte']} in {seconds:.1f} s")
 
 
 def _read(table: Path) -> list[dict[str, str]]:
