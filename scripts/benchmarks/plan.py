@@ -51,11 +51,10 @@ def run(
         for seed in map(int, seeds.split(",")):
             for corpus in corpora:
                 order.reverse()
+                cores = range(len(order)) if beside else [None] * len(order)
                 runs = [
-                    partial(
-                        _measure, table, corpus, number, seed, name, programs[name], core if beside else None
-                    )
-                    for core, name in enumerate(order)
+                    partial(_measure, table, corpus, number, seed, name, programs[name], core)
+                    for name, core in zip(order, cores, strict=True)
                 ]
                 with ThreadPoolExecutor(len(runs) if beside else 1) as pool:
                     list(pool.map(lambda measure: measure(), runs))  # raises what one of them raises
