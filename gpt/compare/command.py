@@ -14,7 +14,6 @@ from gpt.compare.trainings import Recipe, Text
 from gpt.compare.variants import parse_variants, slug
 from gpt.errors import InputError, check_least
 from gpt.files import locked, write_json
-from gpt.help import HelpFormatter
 from gpt.pictures.figures import save
 from gpt.plain import plain_name, shown
 from gpt.progress import notice, report
@@ -140,25 +139,21 @@ def ending_at_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-class _Help(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The layout of all commands' help, with the description's own lines."""
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpt compare",
         usage="gpt compare [BASE] [--NAME VALUE]... [vs [CONFIG|FOLDER] [--NAME VALUE]...]...",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=_Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         exit_on_error=False,
     )
-    parser.add_argument("--seeds", type=int, metavar="N", default=_SEEDS, help="runs of each variant")
-    parser.add_argument("--first_seed", type=int, metavar="N", default=1337, help="seed of the first runs")
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="steps of each run, by default those of the base's config"
+        "--seeds", type=int, default=_SEEDS, help=f"runs of each variant, {_SEEDS} by default"
     )
+    parser.add_argument("--first_seed", type=int, default=1337, help="the first seed, 1337 by default")
+    parser.add_argument("--steps", type=int, help="steps of each run, by default those of the base's config")
     parser.add_argument(
         "--texts", metavar="A,B", help="one text or several, by default that of the base's config"
     )
