@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 from gpt.cores import limit_threads
 from gpt.errors import InputError
 from gpt.home import ensure_home
-from gpt.plain import check_options, with_first
+from gpt.plain import check_options, values_in, with_first
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -55,6 +55,7 @@ COMMANDS = {
     ),
 }
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
+WITH_TEXT = ("fit", "plan")  # take a text as their first argument, or by the name --data.corpus
 TIMED = ("fit", "validate")  # get the time when the process began, from which their time limits count
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
@@ -117,6 +118,8 @@ def run(name: str, arguments: list[str], began: float) -> None:
 
     ensure_home()
     limit_threads()
+    if name in WITH_TEXT:
+        _look_for_text(arguments)
     code, _, _ = COMMANDS[name]
     function = resolve_name(f"gpt.{code}")
     try:
@@ -142,6 +145,19 @@ def run(name: str, arguments: list[str], began: float) -> None:
             print(output)  # so that another command can use it
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{error} (see 'gpt {name} --help')") from None
+
+
+def _look_for_text(arguments: list[str]) -> None:
+    """Raise InputError if the command line names a text and there is none of this name.
+
+    The command would find this out too, but first it imports torch, which takes seconds.
+    """
+    from gpt.data.find import check_exists
+
+    reads_no_text = {"-h", "--help", "--print_config"} & set(arguments)
+    text = dict(values_in(with_first(arguments, "data.corpus"))).get("data.corpus")
+    if text is not None and not reads_no_text:
+        check_exists(text)
 
 
 def _check_names(arguments: list[str], function: Callable[..., object]) -> None:

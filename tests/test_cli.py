@@ -30,6 +30,28 @@ def test_nothing_heavy_is_imported_for(program, heavy):
     subprocess.run([sys.executable, "-c", f"{program}; {check}"], check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.parametrize(
+    "command", ["fit novl.txt", "plan novl.txt", "fit --minutes 1 --data.corpus=novl.txt"]
+)
+def test_a_text_is_looked_for_before_torch_is_imported(command, tmp_path):
+    (tmp_path / "novel.txt").write_text("text", encoding="utf-8")
+    program = f"import sys; from gpt.cli import main; assert main({command.split()}) == 2"
+    check = "assert not {'torch', 'lightning'} & set(sys.modules)"
+    process = [sys.executable, "-c", f"{program}; {check}"]
+    done = subprocess.run(process, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True)
+    assert done.stderr == f"gpt {command.split()[0]}: no corpus 'novl.txt': did you mean novel.txt?\n"
+
+
+@pytest.mark.parametrize("option", ["--help", "--print_config"])
+def test_what_reads_no_text_needs_none(option, capsys):
+    try:
+        status = main(["fit", "no-such.txt", "--config", "quick", option])
+    except SystemExit as exit_:  # the help's way to end
+        status = exit_.code
+    assert status == 0
+    assert "no corpus" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_each_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit) as exit_:

@@ -47,8 +47,23 @@ def find_corpus(
     )
 
 
+def check_exists(name: str) -> None:
+    """Raise InputError if there is no corpus of this name. No file is opened, and the hub is not asked."""
+    path = Path(name)
+    is_here = bool(name) and path.exists()
+    if is_here or "://" in name or is_pattern(name) or name in recipes() or is_hub_name(name):
+        return
+    if similar := _similar(path):
+        raise InputError(f"no corpus {name!r}: did you mean {similar}?")
+    raise InputError(
+        f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
+        f"hub, or one of the corpora {', '.join(recipes())}"
+    )
+
+
 def _named_corpus(name: str) -> Corpus:
     """Return the corpus of this name, whose files may still have to be downloaded."""
+    check_exists(name)
     path = Path(name)
     if path.is_file() and path.suffix == ".yaml":
         return _read_corpus_file(path)
@@ -56,18 +71,11 @@ def _named_corpus(name: str) -> Corpus:
         return Corpus(files=(name,))
     if kind := special_kind(name):
         raise InputError(f"{name} is a {kind}: write what it gives to a file, and give that")
-    if name and (path.is_dir() or is_pattern(name)):
+    if path.is_dir() or is_pattern(name):
         return Corpus(files=find_files(name))
     if name in recipes():
         return _read_corpus_file(recipes()[name])
-    if is_hub_name(name):
-        return Corpus(files=(f"hub:{name}",))
-    if similar := _similar(path):
-        raise InputError(f"no corpus {name!r}: did you mean {similar}?")
-    raise InputError(
-        f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
-        f"hub, or one of the corpora {', '.join(recipes())}"
-    )
+    return Corpus(files=(f"hub:{name}",))
 
 
 def _similar(path: Path) -> Path | None:

@@ -13,7 +13,7 @@ import yaml
 from corpora import documents, write
 from datasets import load_dataset
 
-from gpt.data.find import find_corpus, recipes
+from gpt.data.find import check_exists, find_corpus, recipes
 from gpt.data.prepare import prepare
 from gpt.errors import InputError
 
@@ -38,6 +38,17 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch, name, message):
     write(tmp_path / "mine" / "novel.txt", "text")
     with pytest.raises(InputError, match=message):
         find_corpus(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["mine", "mine/novel.txt", "*.csv", "python-docs", "owner/name", "s3://far/away"]
+)
+def test_a_name_is_looked_at_without_the_network(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine" / "novel.txt", "text")
+    check_exists(name)
+    with pytest.raises(InputError, match="no corpus 'mine/no such name'"):
+        check_exists("mine/no such name")
 
 
 def test_a_folder_has_text_and_one_kind_of_it(tmp_path):
