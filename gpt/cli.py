@@ -1,7 +1,6 @@
 """The `gpt` command: a thin dispatcher that imports a command's code only when it is called."""
 
 import argparse
-import difflib
 import inspect
 import io
 import os
@@ -17,7 +16,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpt.cores import limit_threads
-from gpt.errors import InputError
+from gpt.errors import InputError, did_you_mean
 from gpt.home import ensure_home
 from gpt.plain import check_options, values_in, with_first
 
@@ -111,9 +110,8 @@ def run(name: str, arguments: list[str], began: float) -> None:
     `began` is when the process started, by `time.perf_counter`: imports count towards the minutes of a run.
     """
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
-        raise InputError(f"unknown command, {meant}")
+        meant = did_you_mean(name, COMMANDS, before=", ") or f", expected one of {', '.join(COMMANDS)}"
+        raise InputError(f"unknown command{meant}")
     import jsonargparse
 
     ensure_home()
@@ -166,8 +164,7 @@ def _check_names(arguments: list[str], function: Callable[..., object]) -> None:
     for argument in takewhile(lambda word: word != "--", arguments):  # what follows are values
         name = re.split("[=.]", argument.removeprefix("--"), maxsplit=1)[0]
         if argument.startswith("--") and name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            meant = f"; did you mean --{near[0]}?" if near else ""
+            meant = did_you_mean(name, names, shown="--{}".format)
             raise InputError(f"there is no option --{name}{meant}")
 
 

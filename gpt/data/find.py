@@ -1,6 +1,5 @@
 """Find a corpus by its name: a file, a folder, a pattern, a URL, a hub data set or a corpus file."""
 
-import difflib
 import hashlib
 import os
 import shutil
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 from gpt.data.corpus import Corpus
 from gpt.data.folders import find_files, is_pattern, special_kind
 from gpt.data.formats import binary_error, is_binary, named
-from gpt.errors import InputError
+from gpt.errors import InputError, did_you_mean
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import build, is_hub_name, parse_yaml
 from gpt.progress import notice
@@ -53,12 +52,11 @@ def check_exists(name: str) -> None:
     is_here = bool(name) and path.exists()
     if is_here or "://" in name or is_pattern(name) or name in recipes() or is_hub_name(name):
         return
-    if similar := _similar(path):
-        raise InputError(f"no corpus {name!r}: did you mean {similar}?")
-    raise InputError(
-        f"no corpus {name!r}: expected a text file, a folder, a pattern, a URL, OWNER/NAME of the "
-        f"hub, or one of the corpora {', '.join(recipes())}"
+    expected = (
+        ": expected a text file, a folder, a pattern, a URL, OWNER/NAME of the hub, or one of the corpora "
+        f"{', '.join(recipes())}"
     )
+    raise InputError(f"no corpus {name!r}{_suggestion(path) or expected}")
 
 
 def _named_corpus(name: str) -> Corpus:
@@ -78,14 +76,15 @@ def _named_corpus(name: str) -> Corpus:
     return Corpus(files=(f"hub:{name}",))
 
 
-def _similar(path: Path) -> Path | None:
-    """Return the file or folder in the same place whose name is the most similar; None if none is."""
+def _suggestion(path: Path) -> str:
+    """Return a question that suggests a file or folder in the same place of a similar name; "" if none is."""
     try:
         names = os.listdir(path.parent)
     except OSError:
-        return None
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
-    return path.with_name(near[0]) if near else None
+        return ""
+    return did_you_mean(
+        path.name, names, before=": ", shown=lambda near: str(path.with_name(near)), likeness=0.8
+    )
 
 
 def recipes() -> dict[str, Path]:

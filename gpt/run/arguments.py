@@ -6,7 +6,6 @@ line: a name or a path is taken as it is typed, and only `null` means None. The 
 fields are their help, see `gpt.run.options`.
 """
 
-import difflib
 import os
 import re
 from argparse import SUPPRESS
@@ -18,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from gpt.errors import InputError
+from gpt.errors import InputError, did_you_mean
 from gpt.files import shipped
 from gpt.help import HelpFormatter, value_name
 from gpt.plain import Json, JsonObject, check_option, check_options, parse_yaml, with_first
@@ -223,12 +222,10 @@ def _parser(command: str) -> ArgumentParser:
 def _unknown(name: str) -> InputError:
     """Return the error for an unknown option; it suggests the most similar known one."""
     options = _options_by_name()
-    near = [known for known in (name, _last(name)) if known in options]
-    near = near or difflib.get_close_matches(name, options, 1)
-    meant = ""
-    if near:
-        suggested = " or ".join(f"--{option}" for option in options[near[0]])
-        meant = f"; did you mean {suggested}?"
+    typed = _last(name) if _last(name) in options else name  # only the group may be wrong
+    meant = did_you_mean(
+        typed, options, shown=lambda near: " or ".join(f"--{option}" for option in options[near])
+    )
     return InputError(f"there is no option --{name[:80]}{meant} (see 'gpt fit --help')")
 
 
@@ -251,8 +248,7 @@ def _read_config(argument: str) -> Values:
     recipes = {file.stem: file for file in shipped("configs").glob("*.yaml")}
     path = Path(argument) if os.path.isfile(argument) else recipes.get(argument)
     if path is None:
-        near = difflib.get_close_matches(argument, recipes, 1)
-        meant = f"; did you mean {near[0]}?" if near else f", nor one of {', '.join(sorted(recipes))}"
+        meant = did_you_mean(argument, recipes) or f", nor one of {', '.join(sorted(recipes))}"
         raise InputError(f"--config {argument}: no such file{meant}")
     try:
         return dict(parse_yaml(path.read_text(encoding="utf-8")))

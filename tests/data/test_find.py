@@ -25,6 +25,7 @@ def sha256(text: str) -> str:
 LEADS_NOWHERE = {
     "no file": ("novel.txt", r"no corpus 'novel.txt'.*python-docs, python-stdlib"),
     "a slip": ("mine/nvel.txt", r"no corpus 'mine/nvel.txt': did you mean mine/novel.txt\?"),
+    "another name": ("mine/nomad.txt", "no corpus 'mine/nomad.txt': expected a text file"),
     "no folder": ("yours/deep/novel.txt", "expected a text file"),
     "no name": ("", "no corpus ''"),
     "a pattern": ("*.csv", "no file matches"),
