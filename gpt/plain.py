@@ -182,7 +182,7 @@ def _is_a(value: object, hint: object) -> bool:
     if not isinstance(kind, type) or not isinstance(value, kind):
         return False
     inner = [part for part in get_args(hint) if part is not ...]  # [str] of tuple[str, ...]
-    if not inner or inner[-1] is Any:
+    if not inner or inner[-1] is Any:  # as in `JsonObject`
         return True
     parts = value.values() if isinstance(value, Mapping) else value
     assert isinstance(parts, Iterable)

@@ -89,7 +89,7 @@ class TokenData(pl.LightningDataModule):
         seed: int = 0,
         tokenizer: Tokenizer | None = None,
         text: Divided | Prepared | None = None,
-        **options: Any,
+        **options: Any,  # each has the type of its field
     ) -> None:
         super().__init__()
         self.options = DataOptions(corpus=corpus, **options)

@@ -19,7 +19,7 @@ class Connection(H11Protocol):
     """A connection that is closed if a request, head and body, takes longer than `seconds` to arrive.
 
     If more than `_ARRIVING` connections have no whole request, the one that has waited the longest is closed.
-    So clients that send nothing, or half a request, leave room for others.
+    So clients that send nothing, or half a request, leave room for others. `options` are uvicorn's own.
     """
 
     def __init__(self, *, seconds: float, **options: Any) -> None:

@@ -95,6 +95,8 @@ def _chunk_of(features: Tensor) -> int:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    # For mypy `ctx` is Any, as in torch: what it carries has no declared types.
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -21,6 +21,7 @@ from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX, Batch, WeightedBatch
 from gpt.errors import InputError, check_least
 from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte
+from gpt.plain import JsonObject
 from gpt.training import compilation
 from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
@@ -84,10 +85,10 @@ class LanguageModel(LightningModule):
 
     def __init__(
         self,
-        config: GPTConfig | dict[str, Any],
-        optimizer: OptimizerConfig | dict[str, Any] = OptimizerConfig(),
+        config: GPTConfig | JsonObject,
+        optimizer: OptimizerConfig | JsonObject = OptimizerConfig(),
         weights: StoredModel | None = None,
-        **options: Any,
+        **options: Any,  # each has the type of its field
     ) -> None:
         super().__init__()
         given: dict[str, Any] = {"config": config, "optimizer": optimizer, **options}
@@ -243,12 +244,12 @@ class LanguageModel(LightningModule):
         )
 
     def _count_steps(self) -> int:
-        trainer: Any = self.trainer
+        trainer = self.trainer
         if trainer.max_steps > 0:
-            return int(trainer.max_steps)
-        # Lightning's own count would move the data's place in the text.
-        if isinstance(trainer.datamodule, TokenData):
-            return max(1, trainer.max_epochs) * trainer.datamodule.updates_per_epoch
+            return trainer.max_steps
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, TokenData):  # Lightning's own count would move the data's place in the text
+            return max(1, trainer.max_epochs or 1) * data.updates_per_epoch
         return int(trainer.estimated_stepping_batches)
 
     def plan(self, steps: int) -> None:

@@ -1,10 +1,11 @@
 """Several optimizers that step as one."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import StateDict
 
 Closure = Callable[[], float] | None
 
@@ -41,7 +42,7 @@ class CombinedOptimizer(Optimizer):
             part.optimizer.step()
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         super().load_state_dict(state_dict)
         self._share()
 

@@ -18,8 +18,16 @@ class StackedMuon(Muon):
     which dominate the time of a small model's step.
     """
 
-    def __init__(self, params: ParamsT, *, dtype: torch.dtype = torch.float32, **options: Any) -> None:
-        super().__init__(params, **options)
+    def __init__(
+        self,
+        params: ParamsT,
+        *,
+        dtype: torch.dtype = torch.float32,
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+    ) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay, momentum=momentum)
         self.dtype = dtype
 
     @torch.no_grad()
@@ -35,7 +43,7 @@ class StackedMuon(Muon):
         return loss
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Update weights of one shape, some of them transposed."""
+        """Update weights of one shape, some of them transposed, by the settings of their group in torch."""
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
