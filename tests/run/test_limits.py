@@ -6,7 +6,7 @@ import pytest
 
 from gpt.errors import InputError
 from gpt.plan.rule import END_SECONDS, Given, Machine, Plan, Text, choose
-from gpt.run.limits import Limits
+from gpt.run.limits import End, Limits, Parts, Speed
 from gpt.run.options import Options, TrainerOptions
 from gpt.training.module import ModelOptions
 from gpt.weights.checkpoint import RunPart
@@ -45,6 +45,30 @@ class Run:
                 self.limits.validated(loss(self.part.step), self.now, validation)
 
 
+def test_the_speed_is_that_of_the_last_seconds():
+    """Three updates of a second, two of two, one that takes longer than the window of three seconds."""
+    speed = Speed(window=3.0, slower=1.0)
+    speed.begin(0.0)
+    seconds = [speed.update(-1, now) for now in (1.0, 2.0, 3.0, 5.0, 7.0, 17.0)]
+    assert seconds == pytest.approx([1.0, 1.0, 1.0, 4 / 3, 2.0, 10.0])
+
+
+def test_the_speed_of_late_updates_is_measured_from_the_first_of_them():
+    speed = Speed(window=100.0, slower=3.0)
+    assert speed.update(-1, 5.0) is None  # it may have compiled
+    assert [speed.update(late, now) for late, now in ((0, 6.0), (1, 9.0))] == [1.0, None]
+    assert speed.update(2, 15.0) == pytest.approx(2.0)  # six seconds, for three units of work
+    usual = Speed(window=100.0, slower=1.0)
+    usual.begin(0.0)
+    assert [usual.update(late, now) for late, now in ((0, 1.0), (1, 2.0))] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("step", "early"), [(0, 601.0), (400, 201.0), (450, 101.0), (500, -3.0)])
+def test_the_last_fifth_of_the_updates_counts_as_much_slower_as_it_is(step, early):
+    """Of 500 updates the last 100 take the time of two: 600 early ones."""
+    assert Speed(window=1.0, slower=2.0).last_step(step, early) == 500
+
+
 @pytest.mark.parametrize("guess", [100, 300, 900])
 @pytest.mark.parametrize("each", [0.04, 0.2])
 def test_the_clock_corrects_the_number_of_steps(guess, each, capsys):
@@ -71,6 +95,25 @@ def test_the_last_fifth_of_the_steps_takes_longer_where_ids_are_sampled(supposed
     run = Run(planned(steps=500, slower=supposed), sampled=8)
     run.train(lambda step: 0.1 if step < 0.8 * run.part.total - 0.5 else 0.1 * real)
     assert run.now == pytest.approx(60.0, rel=0.011)
+
+
+def test_what_a_plan_supposes_counts_until_it_is_measured():
+    """A minute has 600 updates of a tenth of a second, or 350 and three validations of six seconds."""
+    run = Run(planned(steps=300, slower=2.0, validation=6.0), interval=100)
+    for step, total in ((1, 300), (2, 350)):  # after one update nothing is known of the speed
+        run.part.step = step
+        run.limits.update(0.1 * step)
+        assert run.part.total == pytest.approx(total, abs=1)
+
+
+def test_a_run_without_a_plan_supposes_equal_updates_and_no_validations():
+    part = RunPart()
+    limits = Limits(Options(trainer=TrainerOptions(max_time="60s", val_check_interval=100)), part)
+    limits.count(1)
+    limits.begin()
+    part.step = 1
+    limits.update(0.1)
+    assert part.total == pytest.approx(600, abs=1)
 
 
 EARLY = "before its time, as held-out text was best after step {} and more steps gained nothing"
@@ -100,6 +143,23 @@ def test_a_further_part_begins_with_a_higher_rate_so_its_losses_may_rise():
     run.train(lambda _: 0.1, loss=lambda step: losses.get(step, 3.9))
     assert run.part.best_step == pytest.approx(500, abs=1)
     assert run.limits.why() == "the time of --minutes is over"
+
+
+@pytest.mark.parametrize(
+    ("in_time", "then"),
+    [
+        (119, "the rest of the time is too short for a further part"),
+        (120, ""),  # all the time is the last part
+        (299, ""),
+        (300, "a further part of the time"),
+    ],
+)
+def test_a_further_part_is_as_long_as_all_before_where_there_is_time_for_it_and_another(in_time, then):
+    parts = Parts(100)
+    end = parts.extend(RunPart(step=100, best_step=100), in_time)
+    assert (end or parts.end).why == then
+    if end is None:
+        assert parts.end == (End(200, then) if then else Parts(None).end)
 
 
 def test_a_part_that_leaves_no_time_for_another_ends_the_run():
