@@ -98,6 +98,7 @@ def test_print_config_is_a_file_for_config(workplace, capsys):
         ("resum", "resume"),
         ("data", "data.corpus"),
         ("optimizer.lr", "model.optimizer.lr"),
+        ("trainer.lr", "model.optimizer.lr"),
     ],
 )
 def test_an_unknown_option_is_answered_with_what_was_meant(given, meant, workplace, refusal):
