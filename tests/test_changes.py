@@ -149,7 +149,7 @@ CHANGES: dict[str, dict[str, Texts]] = {
         ),
         "gpt/run/limits.py": after("patience: int | None, *, stops_rising: bool", ", target: float | None")
         | after("        self.stops_rising = stops_rising\n", "        self.target = target\n")
-        | after("stops_rising=deadline", ", target=options.target_loss")
+        | after("stops_rising=is_tuning", ", target=options.target_loss")
         | before(
             "        if self.patience is not None and run.stalled",
             "        if self.target is not None and run.best_loss and run.best_loss < self.target:\n"

@@ -224,7 +224,8 @@ class Limits:
         self._fixed = _NO_END  # by steps and epochs
         self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
         self._parts = Parts(plan.steps if plan and not plan.is_whole else None)
-        self._result = Result(run, options.early_stopping, stops_rising=deadline and plan is None)
+        is_tuning = deadline and plan is None
+        self._result = Result(run, options.early_stopping, stops_rising=is_tuning)
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
