@@ -148,6 +148,14 @@ class Text:
             return self.size / self.tokens
         return max(1.0, 1.9 + 0.425 * math.log2(vocab_size / 512))
 
+    def train_tokens(self, vocab_size: int) -> float:
+        """Return the tokens of the training text."""
+        return self.train_bytes / self.bytes_per_token(vocab_size)
+
+    def epochs(self, tokens: float, vocab_size: int) -> float:
+        """Return how often so many tokens read the training text."""
+        return tokens * self.bytes_per_token(vocab_size) / self.train_bytes
+
 
 _ENDLESS = Text(size=1 << 40, val_fraction=0.0)
 
@@ -188,7 +196,7 @@ class Plan:
     @property
     def epochs(self) -> float:
         """Epochs over the training text."""
-        return self.tokens * self.text.bytes_per_token(self.shape.vocab_size) / self.text.train_bytes
+        return self.text.epochs(self.tokens, self.shape.vocab_size)
 
     def __str__(self) -> str:
         shape = self.shape
@@ -261,9 +269,8 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     early = shape.operations(machine.sampled_softmax) / machine.speed
     late = shape.operations(min(LATE_RATE, machine.sampled_softmax)) / machine.speed
     in_time = max(seconds - validations * validation, 0.0) / ((1 - LATE) * early + LATE * late)
-    bytes_per_step = shape.tokens * text.bytes_per_token(shape.vocab_size)
-    in_part = MOST_EPOCHS * text.train_bytes / bytes_per_step
-    epochs = min(in_time * bytes_per_step / text.train_bytes, MOST_EPOCHS)
+    in_part = MOST_EPOCHS * text.train_tokens(shape.vocab_size) / shape.tokens
+    epochs = min(text.epochs(in_time * shape.tokens, shape.vocab_size), MOST_EPOCHS)
     bpe_dropout, dropout = _regularisation(text, machine, shape, epochs, given)
     # Regularisation makes steps slower, so that fewer are made in the time.
     in_time /= (_DROPPING if dropout else 1) + (shape.tokens * _RESPELLING / early if bpe_dropout else 0)
@@ -338,7 +345,7 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
     shape = _nearest(suitable, wanted)
-    epochs = _tokens_in(compute, machine, shape) * text.bytes_per_token(ids) / text.train_bytes
+    epochs = text.epochs(_tokens_in(compute, machine, shape), ids)
     if epochs < REREAD or text.has_records:
         return shape
     if epochs >= OFTEN:
@@ -393,7 +400,7 @@ def _vocabulary_size(text: Text, compute: float) -> int:
 
 def _context(text: Text, compute: float, ids: int, given: Given) -> int:
     """Choose the tokens in a window, of which four fit into the text. InputError if those given do not."""
-    tokens_of_text = text.train_bytes / text.bytes_per_token(ids)
+    tokens_of_text = text.train_tokens(ids)
     context = given.context_length
     if context is None:
         context = _last_from(WINDOWS, compute)
@@ -412,7 +419,7 @@ def _context(text: Text, compute: float, ids: int, given: Given) -> int:
 def _windows(text: Text, compute: float, ids: int, context: int, share: float = 1.0) -> int:
     """Choose the windows of a batch, or a share of the usual ones, few enough for a short text."""
     usual = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE)) * max(128, context)  # tokens
-    tokens_of_text = text.train_bytes / text.bytes_per_token(ids)
+    tokens_of_text = text.train_tokens(ids)
     tokens = min(share * usual, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
     return max(_FEWEST_WINDOWS, round(tokens / context))
 
