@@ -30,7 +30,7 @@ _one_at_a_time = threading.Lock()
 
 def program() -> ctypes.CDLL | None:
     """Return the built program; None if it is missing or cannot be loaded."""
-    path = _path()
+    path = program_path()
     try:
         path.stat()  # raises if the file is gone; the loader would not notice if it has loaded it before
         return ctypes.CDLL(str(path))
@@ -60,10 +60,10 @@ def build(seconds: float = _COMPILER_SECONDS) -> ctypes.CDLL:
     """
     with _one_at_a_time:
         if program() is None:
-            _compile(_path(), seconds)
+            _compile(program_path(), seconds)
     if library := program():
         return library
-    raise InputError(f"the program cannot be loaded: {_path()}")
+    raise InputError(f"the program cannot be loaded: {program_path()}")
 
 
 def _build_quietly() -> None:
@@ -128,7 +128,7 @@ def _name() -> str:
     return f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
 
 
-def _path() -> Path:
+def program_path() -> Path:
     """Return the path of the program.
 
     It is in the cache folder if no other user can write there, else in a new temporary folder.

@@ -3,12 +3,16 @@
 Only results can tell, because names do not reveal edited source, a hook, an adapter or a quantized layer. So
 the model's own `forward` reads a few texts, and a faster way is used only if it gives the same logits.
 
+For a large model this takes as long as some tokens. So a note is kept that the program is right for these
+weights (`notes.py`). A process that finds it compares only a tiny model.
+
 Shapes: R texts, T tokens, P positions that are compared, V vocab_size.
 """
 
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from gpt.errors import InputError
-from gpt.generation import build
+from gpt.generation import build, notes
 from gpt.generation.cache import Cache, Read
 from gpt.generation.compiled import LANES, Compiled
 from gpt.generation.forward import Forward
 from gpt.model import GPT
 from gpt.progress import notice
+from gpt.weights.formats.table import on_meta
 
 Precision = Literal["float32", "bfloat16", "int8"]
 BackendName = Literal["auto", "pytorch", "int8"]
@@ -45,6 +50,7 @@ _IN_PARTS = ((_PLACES, 1), (1, _PLACES - 1), (0, 1))
 EXACT = 2e-5
 _ROUNDED = 0.05
 _INT8 = 0.15
+_TINY_STD = 0.2  # of the tiny model's weights: large enough for a difference in any function to count
 _tell_once = functools.cache(notice)
 
 
@@ -96,7 +102,9 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     if name != "pytorch" and suits_program(model):
         program = build.build() if name == "int8" else build.program()
     results = _tested.setdefault(model, {})
-    if name not in results or results[name].state != _state(model, program):
+    if name not in results:
+        results[name] = _test_once(model, program, int8=name == "int8")
+    elif results[name].state != _state(model, program):  # in training no weights come twice
         results[name] = _test(model, program, int8=name == "int8")
     result = results[name]
     if result.program:
@@ -107,6 +115,41 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
             "with heads whose width 16 divides"
         )
     return Forward(model, cached=result.cache_is_correct)
+
+
+@torch.inference_mode()
+def _test_once(model: GPT, program: ctypes.CDLL | None, int8: bool) -> _Tested:
+    """Find out the same as `_test`, which is not called if an earlier process has noted its result."""
+    if program is None:
+        return _test(model, program, int8)
+    path = build.program_path()
+    note = notes.key(model, program, path, int8=int8)
+    if note and notes.has(path, note) and _computes_tiny(model, program):
+        return _Tested(_state(model, program), Compiled(program, model, int8=int8))
+    result = _test(model, program, int8)
+    if note and result.program:
+        notes.keep(path, note)
+    return result
+
+
+def _computes_tiny(model: GPT, program: ctypes.CDLL) -> bool:
+    """Whether the program gives the logits of a tiny float32 model of the same class, with as many layers.
+
+    A change of PyTorch's own functions, or autocast, gives others.
+    """
+    config = replace(model.config, vocab_size=61, context_length=_LENGTH, emb_dim=2 * LANES, num_heads=2)
+    try:
+        with on_meta():
+            tiny = type(model)(config)
+        tiny.float().to_empty(device="cpu").tie_weights()
+        generator = torch.Generator().manual_seed(0)
+        for parameter in tiny.parameters():
+            parameter.normal_(std=_TINY_STD, generator=generator)
+        texts = _Texts(tiny)
+        texts.check(Compiled(program, tiny), _AT_ONCE, texts.tolerance)
+    except Exception:
+        return False
+    return True
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@
 //
 // From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of
 // weight; sums and e^x; tiles, which are the inner loops of products; `Step`, what one thread does; `run`,
-// which starts the threads.
+// which starts the threads. Last comes `hash`, by which `notes.py` knows weights again.
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -715,4 +715,34 @@ extern "C" int step(const Model* model, const Shape* shape, const Token* tokens,
     return 1;
   }
   return 0;
+}
+
+constexpr int64_t PIECE = 1 << 18;  // bytes that are hashed together; `notes.py` has both numbers too
+constexpr int LANES = 8;
+
+// Changes the hashes of a piece by the next words of 8 bytes, one for each. If only one word is another, so is
+// its hash, as each word gives each hash a new one of its own. Two others give the same with a probability of
+// about 2^-64.
+static void hash_words(const char* bytes, int64_t size, uint64_t* lanes) {
+  uint64_t words[LANES] = {};
+  memcpy(words, bytes, size);
+  for (int k = 0; k < LANES; k++) {
+    const uint64_t mixed = (lanes[k] ^ words[k]) * 0x9e3779b97f4a7c15;  // odd: 2^64 / the golden ratio
+    lanes[k] = mixed << 31 | mixed >> 33;  // because a product carries no bit downwards
+  }
+}
+
+// Writes LANES hashes of each PIECE of some bytes. They do not depend on the number of threads.
+extern "C" void hash(const char* bytes, int64_t size, uint64_t* hashes, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+  for (int64_t begin = 0; begin < size; begin += PIECE) {
+    const int64_t end = std::min(size, begin + PIECE);
+    constexpr int64_t LINE = sizeof(uint64_t) * LANES;
+    uint64_t lanes[LANES];
+    for (int k = 0; k < LANES; k++) lanes[k] = k + 1;
+    int64_t i = begin;
+    for (; i + LINE <= end; i += LINE) hash_words(bytes + i, LINE, lanes);
+    if (i < end) hash_words(bytes + i, end - i, lanes);
+    memcpy(hashes + begin / PIECE * LANES, lanes, LINE);
+  }
 }

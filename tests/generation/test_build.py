@@ -35,9 +35,9 @@ def library(cache_with_program):
     """The built program, which is not built again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPT_CACHE", cache_with_program)
-        written = build._path().stat().st_mtime_ns
-        assert build.build() and build._path().stat().st_mtime_ns == written
-        yield build._path().resolve()  # a name for other processes
+        written = build.program_path().stat().st_mtime_ns
+        assert build.build() and build.program_path().stat().st_mtime_ns == written
+        yield build.program_path().resolve()  # a name for other processes
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def compiler(monkeypatch, tmp_path, library):
 def test_what_others_can_write_is_not_run(library, monkeypatch):
     assert build.program()
     library.parent.chmod(0o777)
-    assert not build.program() and build._path().resolve().parent != library.parent
+    assert not build.program() and build.program_path().resolve().parent != library.parent
     library.parent.chmod(0o700)
     assert build.program()
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # whose files are not those of this user
@@ -89,7 +89,7 @@ def test_two_processes_with_one_number_do_not_write_one_file(cache, compiler, tm
     compiler(f'for last; do :; done; echo "$last" >> {tmp_path}/names')
     for _ in range(2):
         build.build()
-        build._path().unlink()
+        build.program_path().unlink()
     first, second = (tmp_path / "names").read_text(encoding="utf-8").split()
     assert first != second and str(cache) not in first
 
@@ -101,7 +101,7 @@ def test_a_program_is_kept_where_others_cannot_write(cache, compiler):
     finally:
         os.umask(before)
     (path,) = (cache / "compiled").iterdir()
-    assert build.program() and path.samefile(build._path())
+    assert build.program() and path.samefile(build.program_path())
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -116,7 +116,7 @@ def test_a_home_that_cannot_be_written(how, cache, compiler, monkeypatch):
     else:
         monkeypatch.setenv("GPT_CACHE", str(cache / ("x" * 300)))
     assert build.build() and build.program()
-    assert cache not in build._path().resolve().parents
+    assert cache not in build.program_path().resolve().parents
 
 
 def test_without_openmp_it_is_compiled_for_one_thread(cache, compiler):
@@ -162,6 +162,6 @@ def _wait_for_threads() -> None:
 
 def test_a_program_that_cannot_be_loaded_is_built_anew(cache, compiler):
     (cache / "compiled").mkdir(parents=True, mode=0o700)
-    build._path().write_bytes(b"damaged")
+    build.program_path().write_bytes(b"damaged")
     assert not build.program()
     assert build.build() and build.program()

@@ -1,0 +1,177 @@
+"""Note which models the compiled program computes as PyTorch does, so that a file of weights is tested once.
+
+The comparison of `decoding.py` reads a whole model. Its result depends on nothing but what `key` hashes. So a
+process that finds the key among the notes needs no comparison of this model. It still compares a tiny one,
+for what changes PyTorch itself is in no hash.
+
+A model that holds anything unknown has no key, and is compared in each process. Such are hooks, layers or
+functions that are not this package's or torch's, and a package that was edited after it was loaded.
+"""
+
+import ctypes
+import hashlib
+import os
+import sys
+import time
+import typing
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as modules_of_torch
+
+from gpt.attention import blocks, kernels, multi_head
+from gpt.config import GPTConfig
+from gpt.errors import InputError
+from gpt.files import Folder, atomic_write, file_sha256
+from gpt.generation.compiled import Compiled
+from gpt.model import GPT
+
+_LOADED = time.time()  # seconds; the package's files are read until then
+_PACKAGE = Path(__file__).parents[1]
+# Where the functions are written that a model may call. `NamedTuple` is a function too.
+_KNOWN_FILES = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", typing.__file__)
+_MODULES = (sys.modules[GPT.__module__], multi_head, kernels, blocks, functional)
+_NUMBERS = (bool, int, float, str, tuple, GPTConfig, type(None))
+_PIECE = 1 << 18  # bytes, `PIECE` in step.cpp
+_LANES = 8  # `LANES` in step.cpp: hashes of a piece
+_MOST = 1000  # notes; the oldest are dropped
+
+
+class _UnknownError(Exception):
+    """The model has something whose effect is not known."""
+
+
+def key(model: GPT, program: ctypes.CDLL, path: Path, *, int8: bool) -> str | None:
+    """Return a hash of all that decides what the comparison of a model and the program at `path` finds.
+
+    None if something in the model is unknown.
+    """
+    try:
+        parts = [
+            *_layers(model),
+            _source(model),
+            _values(model, program),
+            path.name,  # of this processor's instructions
+            file_sha256(path),
+            torch.__version__,
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            int8,
+        ]
+    except (_UnknownError, OSError):
+        return None
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def has(path: Path, note: str) -> bool:
+    """Whether this note is kept beside the program at `path`."""
+    return note in _notes(path)
+
+
+def keep(path: Path, note: str) -> None:
+    """Keep a note beside the program at `path`. Nothing happens where it cannot be written."""
+    notes = _notes(path)
+    if note in notes:
+        return
+    with suppress(OSError), atomic_write(_file(path)) as file:
+        file.write("".join(f"{line}\n" for line in [*notes, note][-_MOST:]))
+
+
+def _file(path: Path) -> Path:
+    return path.with_suffix(".passed")
+
+
+def _notes(path: Path) -> list[str]:
+    """Return all notes. A damaged one is no note."""
+    try:
+        with Folder(path.parent) as folder:
+            text = folder.read(_file(path).name).decode("utf-8", "replace")
+    except (OSError, InputError):
+        return []
+    return [line for line in text.splitlines() if len(line) == 64]
+
+
+def _layers(model: GPT) -> Iterator[object]:
+    """Yield the type and the attributes of each layer; of tensors their number, so that ties are seen.
+
+    Raises _UnknownError for a hook, and for an attribute that is neither a tensor nor plain data.
+    """
+    if modules_of_torch._global_forward_hooks or modules_of_torch._global_forward_pre_hooks:
+        raise _UnknownError
+    numbers: dict[int, int] = {}
+    for module in model.modules():
+        yield type(module).__module__, type(module).__qualname__
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers"):
+                for tensor_name, tensor in value.items():
+                    number = None if tensor is None else numbers.setdefault(id(tensor), len(numbers))
+                    yield tensor_name, number
+            elif name == "_modules":
+                yield list(value)
+            elif isinstance(value, dict):
+                if value and "state_dict" not in name:  # hooks
+                    raise _UnknownError
+            elif isinstance(value, set):
+                yield name, sorted(value)
+            elif isinstance(value, _NUMBERS):
+                yield name, value
+            else:
+                raise _UnknownError
+
+
+def _values(model: GPT, program: ctypes.CDLL) -> str:
+    """Return a hash of the values of all tensors. Raises _UnknownError unless they are plain and on a CPU."""
+    total = hashlib.sha256()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_cpu or tensor.layout != torch.strided:
+            raise _UnknownError
+        total.update(repr((tensor.shape, tensor.stride(), tensor.dtype)).encode())
+        total.update(_hashes(tensor.detach().contiguous(), program))
+    return total.hexdigest()
+
+
+def _hashes(tensor: Tensor, program: ctypes.CDLL) -> "ctypes.Array[ctypes.c_uint64]":
+    """Return the hashes of each piece of a tensor, by the program: it reads as fast as memory allows."""
+    hashes = (ctypes.c_uint64 * (-(-tensor.nbytes // _PIECE) * _LANES))()
+    program.hash(
+        ctypes.c_void_p(tensor.data_ptr()),
+        ctypes.c_int64(tensor.nbytes),
+        hashes,
+        ctypes.c_int64(torch.get_num_threads()),
+    )
+    return hashes
+
+
+def _source(model: GPT) -> str:
+    """Return a hash of the package's source.
+
+    Raises _UnknownError if a file has changed since it was loaded, or if a function of the model comes from
+    elsewhere.
+    """
+    classes: set[type] = {kind for module in model.modules() for kind in type(module).__mro__}
+    holders: list[type | ModuleType] = [*(classes - {object}), Compiled, *_MODULES]
+    for holder in holders:
+        _check_functions(holder)
+    total = hashlib.sha256()
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        status = file.stat()
+        if max(status.st_mtime, status.st_ctime) > _LOADED:
+            raise _UnknownError
+        total.update(file.read_bytes())
+    return total.hexdigest()
+
+
+def _check_functions(holder: type | ModuleType) -> None:
+    """Raise _UnknownError if a function of a class or a module has been replaced by another file's."""
+    for value in tuple(vars(holder).values()):
+        if isinstance(value, FunctionType):
+            is_known = value.__code__.co_filename.startswith(_KNOWN_FILES)
+        else:
+            is_known = isinstance(value, BuiltinFunctionType | type) or type(value).__module__ == "typing"
+        if callable(value) and not is_known:
+            raise _UnknownError
