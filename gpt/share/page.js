@@ -186,7 +186,7 @@ async function write() {
   await backend.complete(text.form, choice => {
     add(text, choice);
     const rate = text.tokens.length / ((performance.now() - start) / 1000);
-    $("speed").textContent = `${text.tokens.length} tokens, ${rate.toFixed(1)} per second`;
+    $("speed").textContent = `${text.tokens.length} tokens, ${Number(rate.toPrecision(3))} per second`;
   }, running.signal);
 }
 
@@ -324,7 +324,7 @@ function showHead(tokens, weights, layer, head) {
   const largest = Math.max(...weights[layer][head]);
   $("which").textContent = `${label}: largest weight ${(100 * largest).toFixed(0)} %`;
   $("seen").replaceChildren(...tokens.map((name, i) => {
-    const span = make("span", "", name);
+    const span = make("span", /^\n+$/.test(name) ? "lines" : "", name);
     const weight = weights[layer][head][i];
     span.title = (100 * weight).toFixed(1) + " %";
     span.style.setProperty("--a", Math.sqrt(weight / largest).toFixed(3));
