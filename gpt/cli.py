@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 # parse their own arguments.
 COMMANDS = {
     "fit": ("run.fit:main", "train a model, for two minutes by default", "--data.corpus my.txt"),
-    "validate": ("run.fit:main", "score a run on its own held-out text", "--ckpt_path runs/quick"),
     "plan": ("plan.command:plan", "show what fit --minutes would train", "--data.corpus my.txt"),
-    "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
     "generate": ("generation.write:write", "write text with a trained model", "runs/mine --prompt 'Once'"),
-    "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "runs/mine"),
-    "attention": (
-        "pictures.attention:attention_maps",
-        "draw what each head looks at",
-        "runs/mine --text 'To be'",
-    ),
-    "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
     "runs": ("run.listing:runs", "list the runs here, the newest first", "other/runs"),
+    "plot": ("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/mine"),
     "compare": (
         "compare.command:main",
         "compare variants over several seeds",
         "quick --model.optimizer.lr 3e-3",
     ),
-    "plot": ("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/mine"),
-    "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
+    "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
+    "validate": ("run.fit:main", "score a run on its own held-out text", "--ckpt_path runs/mine"),
+    "attention": (
+        "pictures.attention:attention_maps",
+        "draw what each head looks at",
+        "runs/mine --text 'To be'",
+    ),
+    "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "runs/mine"),
     "export": (
         "share.export:export_weights",
-        "write a model for another program",
+        "write a model for another program or a browser",
         "runs/mine --format html --output mine.html",
     ),
+    "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
+    "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
 }
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
 WITH_TEXT = ("fit", "plan")  # take a text as their first argument, or by the name --data.corpus

@@ -1,7 +1,8 @@
 """Format the help of a command: the same way for all commands, and in every terminal."""
 
 import textwrap
-from argparse import SUPPRESS, Action
+from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
+from argparse import HelpFormatter as BaseFormatter
 from types import NoneType
 from typing import Literal, get_args, get_origin
 
@@ -16,21 +17,22 @@ _TEXTS = {  # of the options that jsonargparse adds by itself
 }
 
 
-class HelpFormatter(DefaultHelpFormatter):
-    """A formatter of one option a line, with its meaning and its default, if it has one, below."""
+class _Layout(BaseFormatter):
+    """One option a line, with its meaning and its default, if it has one, below."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=8, width=_WIDTH)  # type: ignore[no-untyped-call]
+        super().__init__(prog, max_help_position=8, width=_WIDTH)
 
     def _get_help_string(self, action: Action) -> str:
         for option in action.option_strings:
             if option in _TEXTS:
                 return _TEXTS[option]
-        text = (action.help or "").removesuffix(" Rare.").rstrip(".")
+        text = _small_initial((action.help or "").removesuffix(" Rare.").rstrip("."))
         default = action.default
         if not action.option_strings or default is None or default is False or default in ("", SUPPRESS):
             return text
-        return f"{text} (default: {str(default).lower() if isinstance(default, bool) else default})"
+        shown = str(default).lower() if isinstance(default, bool) else str(default).replace("\n", r"\n")
+        return f"{text} (default: {shown})"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -38,6 +40,20 @@ class HelpFormatter(DefaultHelpFormatter):
     def _format_action_invocation(self, action: Action) -> str:
         is_ours = _PRINT_CONFIG not in action.option_strings
         return super()._format_action_invocation(action) if is_ours else _PRINT_CONFIG
+
+
+class HelpFormatter(_Layout, DefaultHelpFormatter):
+    """The help of a parser of jsonargparse."""
+
+
+class PlainHelpFormatter(_Layout, RawDescriptionHelpFormatter):
+    """The help of a parser of argparse, with the description's own lines."""
+
+
+def _small_initial(text: str) -> str:
+    """Return the text with a small first letter, unless its first word is a name such as `AdamW`."""
+    first = text.split(" ", 1)[0]
+    return text[:1].lower() + text[1:] if first[1:].islower() or len(first) == 1 else text
 
 
 def value_name(option: str, kind: object) -> str:

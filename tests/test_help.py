@@ -37,6 +37,12 @@ def test_an_option_shows_its_values_and_its_default(capsys):
     assert "  --prompt PROMPT\n" in out
 
 
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"plan"}))
+def test_the_meaning_of_an_option_begins_below_it_with_a_small_letter(command, capsys):
+    options = re.findall(r"^  --.*\n(.*)", help_of(command, capsys), re.M)
+    assert options and all(re.match(r" {8}(?![A-Z][a-z ])\S", line) for line in options)
+
+
 def test_options_that_a_command_does_not_use_are_left_out(capsys):
     fit, validate = help_of("fit", capsys), help_of("validate", capsys)
     assert "--ckpt_path" not in fit and "--ckpt_path" in validate
@@ -44,7 +50,8 @@ def test_options_that_a_command_does_not_use_are_left_out(capsys):
 
 
 def test_the_template_of_prepare_is_explained(capsys):
-    assert "The text around a prompt or the user's message" in help_of("prepare", capsys)
+    out = " ".join(help_of("prepare", capsys).split())
+    assert r"the text around a prompt or the user's message (default: ### Instruction:\n{content}\n\n)" in out
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gpt.compare.trainings import Recipe, Text
 from gpt.compare.variants import parse_variants, slug
 from gpt.errors import InputError, check_least
 from gpt.files import locked, write_json
+from gpt.help import PlainHelpFormatter
 from gpt.pictures.figures import save
 from gpt.plain import plain_name, shown
 from gpt.progress import notice, report
@@ -145,19 +146,19 @@ def _parser() -> argparse.ArgumentParser:
         usage="gpt compare [BASE] [--NAME VALUE]... [vs [CONFIG|FOLDER] [--NAME VALUE]...]...",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=PlainHelpFormatter,
         allow_abbrev=False,
         exit_on_error=False,
     )
+    parser.add_argument("--seeds", type=int, metavar="N", default=_SEEDS, help="runs of each variant")
+    parser.add_argument("--first_seed", type=int, metavar="N", default=1337, help="the first seed")
     parser.add_argument(
-        "--seeds", type=int, default=_SEEDS, help=f"runs of each variant, {_SEEDS} by default"
+        "--steps", type=int, metavar="N", help="steps of each run, by default those of the base's config"
     )
-    parser.add_argument("--first_seed", type=int, default=1337, help="the first seed, 1337 by default")
-    parser.add_argument("--steps", type=int, help="steps of each run, by default those of the base's config")
     parser.add_argument(
         "--texts", metavar="A,B", help="one text or several, by default that of the base's config"
     )
     parser.add_argument(
-        "--name", help="name of the folder under comparisons/, by default the variants' names"
+        "--name", help="the folder under comparisons/ to write to, by default the variants' names"
     )
     return parser

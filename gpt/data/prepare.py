@@ -45,9 +45,9 @@ def prepare(
     skip_bad_rows: int | None = None,
     template: Template = DEFAULT_TEMPLATE,
 ) -> Path:
-    """Tokenize a corpus into files that training memory-maps, and return their folder.
+    """Tokenize a corpus into files for training. The result is their folder.
 
-    If the files exist already, their folder is returned at once.
+    If the files exist already, they are not written again.
 
     Args:
         corpus: a file, folder, pattern, URL or prepared folder, a name of `data/`, or OWNER/NAME on the hub.

@@ -57,7 +57,7 @@ _COMMANDS = {
         first="ckpt_path",
         first_shown="RUN",
         purpose=_VALIDATE,
-        example="runs/quick",
+        example="runs/mine",
         options=(
             "ckpt_path",
             "data.corpus",

@@ -94,8 +94,8 @@ class Options:
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
     minutes: str | None = None
-    """Choose and train the best model that this time allows, start and end included: 90s, 10m, 8h.
-    Elsewhere: time."""
+    """Choose a model that suits the text and this time, and train it. The time, such as 90s, 10m or 8h,
+    includes start and end. Elsewhere: time."""
     seed_everything: int = 1337
     """Random seed of the initial weights, dropout and the order of the text. Rare. Elsewhere: seed."""
     checkpoint_every: int = 500

@@ -32,12 +32,13 @@ def export_weights(
             `exported.html`.
         format: hf is for transformers and gguf for llama.cpp, each with the tokenizer. nanogpt is a ckpt.pt
             for nanoGPT's sample.py. book is the state dict and configuration of the book's GPTModel. html is
-            a page with the model in it; the options below, except push, are for html.
+            a page with the model in it.
         push: OWNER/NAME on the Hugging Face hub, to upload the folder to; log in before with `hf auth login`.
-        precision: the precision in which the page stores the weights.
-        snapshot_megabytes: the maximum space in the page for snapshots of the run, in MB. A slider shows
-            them. 0 leaves them out.
-        with_text: store the training text too, so that the page marks passages that are copied from it.
+        precision: for html: the precision of the weights in the page.
+        snapshot_megabytes: for html: the maximum space in the page for snapshots of the run, in MB. A slider
+            shows them. 0 leaves them out.
+        with_text: for html: store the training text too, so that the page marks passages that are copied from
+            it.
     """
     check_least(0, snapshot_megabytes=snapshot_megabytes)
     if output is None:
