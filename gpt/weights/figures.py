@@ -14,7 +14,10 @@ class Figures:
     text: str | None = None
     """The corpus; of a path only the last part."""
     bits_per_byte: float | None = None
-    """Bits per byte of held-out text at the last validation before the checkpoint was saved."""
+    """Bits per byte of held-out text at the last validation before the checkpoint was saved.
+
+    For the run's best checkpoint they are those at its temperature, as `gpt runs` shows them.
+    """
     minutes: float | None = None
     """Minutes of training and validation."""
 
@@ -26,6 +29,14 @@ class Figures:
         return cls(
             parameters=parameters,
             text=readable(run.text) or None,
-            bits_per_byte=run.validation.get("val_bits_per_byte"),
+            bits_per_byte=_bits_per_byte(run),
             minutes=run.seconds / 60,
         )
+
+
+def _bits_per_byte(run: RunPart) -> float | None:
+    """Return the bits per byte of a run's checkpoint, None if it was not validated."""
+    bits, loss = run.validation.get("val_bits_per_byte"), run.validation.get("val_loss")
+    if bits and loss and run.best_loss and run.best_step == run.step:
+        return bits * run.best_loss / loss  # the best loss is that at the checkpoint's temperature
+    return bits
