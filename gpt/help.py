@@ -18,7 +18,7 @@ _TEXTS = {  # of the options that jsonargparse adds by itself
 
 
 class _Layout(BaseFormatter):
-    """One option a line, with its meaning and its default, if it has one, below."""
+    """The layout of all helps: each option on its own line, and below it the meaning and the default."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=8, width=_WIDTH)

@@ -1,4 +1,4 @@
-"""The attention variants of the book's chapter, to be read in order. `multi_head.py` has the one to use.
+"""The attention variants of the book's chapter 3, to be read in order. `multi_head.py` has the one to use.
 
 Shapes: B batch, T tokens, D width of a token (d_in), K width of a head (d_out), H heads.
 """

@@ -7,7 +7,7 @@ from statistics import fmean
 
 CONFIDENCE = 0.95
 Table = Sequence[Sequence[float]]
-"""One row per text, in it one number per seed."""
+"""A row for each text, with a number for each seed."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Text:
 
     @classmethod
     def of(cls, name: str, options: tuple[str, ...] = ()) -> "Text":
-        """Build the text that a command line names: a file, folder, pattern, recipe or hub name."""
+        """Build the text that a command line names: a file, folder, pattern, corpus file or hub name."""
         is_pattern = "://" not in name and any(mark in name for mark in "*?[")
         is_path = is_pattern or os.path.exists(name)
         return cls(Path(name).stem if is_path else name, os.path.abspath(name) if is_path else name, options)

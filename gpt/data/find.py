@@ -108,7 +108,7 @@ def _read_corpus_file(path: Path) -> Corpus:
 
 
 def _at_hand(name: str, sha256: str | None) -> str:
-    """Make a name of `Corpus.files` readable: a URL is downloaded once, and the copy's path returned."""
+    """Return a name that can be read: of a URL, the path of a copy that is downloaded once."""
     if name.startswith(("builtin:", "hub:")):
         if sha256:
             raise InputError(f"{name} has no sha256: give the data set's revision, or leave sha256 out")

@@ -297,7 +297,7 @@ def _print_plans(planner: Planner, times: list[float]) -> None:
                 raise
             print(error, flush=True)
     if not all(plan.is_whole for plan in plans):
-        print("+  the run goes on for longer if the result on held-out text still improves")
+        print("+  the run goes on for longer while the held-out loss falls")
 
 
 def _row(minutes: float, plan: Plan) -> str:

@@ -201,7 +201,7 @@ class Plan:
     def __str__(self) -> str:
         shape = self.shape
         part = f"; of the text it reads {self.text.most_bytes / 1e6:,.0f} MB" if self.text.most_bytes else ""
-        longer = "" if self.is_whole else ", and longer while held-out text gains"
+        longer = "" if self.is_whole else ", and longer while the held-out loss falls"
         drops = f"dropout {self.dropout:g}, " if self.dropout else ""
         return (
             f"the plan is {shape.emb_dim} x {shape.num_layers} (width x layers), "

@@ -136,7 +136,7 @@ class TimeLimit:
 class Parts:
     """The parts of a plan's time. The run ends with the first one after which the held-out loss was no lower.
 
-    `end` is the end of the present part; the last part has none but the time's.
+    `end` is the end of the present part; the last part ends with the time.
     """
 
     def __init__(self, first: int | None) -> None:
@@ -283,7 +283,7 @@ class Limits:
                 self._take(end)
             else:
                 self._keep_time(elapsed)
-                report(f"after step {run.step}: held-out text still gains, {run.total} steps")
+                report(f"after step {run.step}: the held-out loss still falls, {run.total} steps")
 
     @property
     def is_over(self) -> bool:
@@ -313,8 +313,8 @@ class Limits:
         return self._plan is not None and self._plan.is_whole and self._cooled == _NO_END
 
     def _cool_down(self) -> None:
-        """Bring the end forward, as the model memorises the text: a learning rate that falls still gains."""
-        why = f"before its time, as held-out text gained nothing after step {self.run.best_step}"
+        """Bring the end forward, as the text is memorised: a falling learning rate still lowers the loss."""
+        why = f"before its time, as the held-out loss has not fallen since step {self.run.best_step}"
         self._cooled = End(math.ceil(_COOLING * self.run.step), why)
 
     def _take(self, end: End) -> None:

@@ -192,7 +192,7 @@ def test_a_part_that_leaves_no_time_for_another_ends_the_run():
     assert run.limits.why() == "the rest of the time is too short for a further part"
 
 
-STALLED = "before its time, as held-out text gained nothing after step {}"
+STALLED = "before its time, as the held-out loss has not fallen since step {}"
 
 
 @pytest.mark.parametrize(
