@@ -206,7 +206,7 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
         if is_dataclass(kind):
             parser.add_argument(f"--{option}", type=kind, default=default, help=text)
             continue
-        metavar = value_name(option, kind)
+        metavar = f"[{value_name(option, kind)}]" if kind is bool else value_name(option, kind)
         if several:
             parser.add_argument(
                 f"--{option}", type=kind, default=default, help=text, metavar=metavar, action="append"

@@ -34,7 +34,7 @@ def test_an_option_shows_its_values_and_its_default(capsys):
     out = help_of("generate", capsys)
     assert "  --temperature NUMBER\n" in out and "own distribution (default: 0.8)\n" in out
     assert "  --device {auto,cpu,cuda,mps}\n" in out
-    assert "  --prompt PROMPT\n" in out
+    assert "  --prompt PROMPT\n" in out and "  --interactive [{true,false}]\n" in out
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"plan"}))

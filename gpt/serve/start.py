@@ -30,7 +30,7 @@ def serve(
     drain_seconds: int = 30,
     show_copied: bool = False,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's completions API, and a page at /.
+    """Serve a model over HTTP: completions and chats in OpenAI's form, and a page at /.
 
     Args:
         checkpoint: a checkpoint, a run's folder or an exported folder; the newest run if left out.
