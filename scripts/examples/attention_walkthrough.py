@@ -1,9 +1,9 @@
-"""Walk through the ten attention systems of the chapters, each value beside the one that the chapter prints.
+"""Walk through ten steps to multi-head attention, each value beside the one that the book prints.
 
     python scripts/examples/attention_walkthrough.py --output runs/attention-walkthrough
 
-Stops with an error where a value differs. Leaves `steps.png`, heat maps of the attention weights of the
-systems of `DRAWN`, of the first head where there are two.
+It stops with an error where a value differs. It writes `steps.png`, heat maps of the attention weights of the
+steps in `DRAWN`; where a step has two heads, those of the first.
 
 Shapes: B batch, T tokens, D width of a token, K width of a head, H heads.
 """
@@ -42,7 +42,7 @@ DRAWN = {
     "S8": "S8 heads in one product",
     "S9": "S9 one projection",
 }
-"""The title of each system that looks different from the others."""
+"""The title of each step whose weights look different from the others'."""
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 
 
@@ -93,7 +93,7 @@ PRINTED = {
 
 
 def main() -> None:
-    """Run all ten systems."""
+    """Run all ten steps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -239,7 +239,7 @@ def scores_of(head: Any) -> Tensor:
 
 
 def picture(maps: dict[str, Tensor], path: Path) -> None:
-    """Draw the weights (T, T) of each system: a row for each token, dark where it attends."""
+    """Draw the weights (T, T) of each step in `DRAWN`: a row for each token, dark where it attends."""
     from matplotlib.figure import Figure
 
     from gpt.pictures.figures import save
