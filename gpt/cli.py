@@ -55,6 +55,7 @@ COMMANDS = {
 }
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
 WITH_TEXT = ("fit", "plan")  # take a text as their first argument, or by the name --data.corpus
+_LEFT = "unrecognized arguments"  # argparse's words for values without a name; unknown options are found before
 TIMED = ("fit", "validate")  # get the time when the process began, from which their time limits count
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
@@ -142,7 +143,8 @@ def run(name: str, arguments: list[str], began: float) -> None:
         if isinstance(output, Path):
             print(output)  # so that another command can use it
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{error} (see 'gpt {name} --help')") from None
+        late = "; a value without a name stands before all options" if _LEFT in str(error) else ""
+        raise InputError(f"{error}{late} (see 'gpt {name} --help')") from None
 
 
 def _look_for_text(arguments: list[str]) -> None:

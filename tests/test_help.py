@@ -43,6 +43,12 @@ def test_the_meaning_of_an_option_begins_below_it_with_a_small_letter(command, c
     assert options and all(re.match(r" {8}(?![A-Z][a-z ])\S", line) for line in options)
 
 
+def test_a_value_after_the_options_is_told_where_it_belongs(capsys):
+    assert main(["runs", "--folder", "runs", "mine"]) == 2
+    late = "unrecognized arguments: mine; a value without a name stands before all options"
+    assert capsys.readouterr().err == f"gpt runs: {late} (see 'gpt runs --help')\n"
+
+
 def test_options_that_a_command_does_not_use_are_left_out(capsys):
     fit, validate = help_of("fit", capsys), help_of("validate", capsys)
     assert "--ckpt_path" not in fit and "--ckpt_path" in validate
