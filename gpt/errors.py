@@ -1,4 +1,4 @@
-"""The error for invalid user input, and the suggestion that its line may end with."""
+"""The error for invalid user input, and what its line may say to do."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -13,6 +13,12 @@ def check_least(least: float, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value >= least:
             raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+def missing_extra(what: str, extra: str) -> InputError:
+    """Return the error for something that needs the packages of an extra. An environment of uv has no pip."""
+    install = f"python3 scripts/install.py .venv --extras {extra}, or pip install -e '.[{extra}]'"
+    return InputError(f"{what} needs more packages: {install}")
 
 
 def did_you_mean(

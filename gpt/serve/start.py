@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from gpt.errors import InputError
+from gpt.errors import InputError, missing_extra
 from gpt.evaluation.copied import Copied, training_text
 from gpt.files import readable
 from gpt.generation.build import built_meanwhile
@@ -52,7 +52,7 @@ def serve(
         from gpt.serve.limits import Limits
         from gpt.serve.server import Server
     except ImportError:
-        raise InputError("gpt serve needs more packages: pip install -e '.[serve]'") from None
+        raise missing_extra("gpt serve", "serve") from None
     limits = Limits(seconds=max_seconds, drain_seconds=drain_seconds)
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)

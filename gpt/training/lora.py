@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from gpt.errors import InputError, check_least
+from gpt.errors import InputError, check_least, missing_extra
 from gpt.weights.adapters import LAYERS
 
 ALPHA = 16
@@ -32,6 +32,6 @@ def add_adapters(model: nn.Module, rank: int) -> None:
     try:
         import peft
     except ImportError:
-        raise InputError("model.lora needs one more package: pip install -e '.[lora]'") from None
+        raise missing_extra("model.lora", "lora") from None
     adapters = peft.LoraConfig(r=rank, lora_alpha=ALPHA, target_modules=list(LAYERS))
     peft.inject_adapter_in_model(adapters, model)

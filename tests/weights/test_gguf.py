@@ -71,7 +71,8 @@ def test_a_missing_package_is_one_line(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model.save_pretrained("m")
     assert main(["export", "--checkpoint", "m", "--format", "gguf", "--output", "o"]) == 2
-    assert "pip install -e '.[gguf]'" in capsys.readouterr().err
+    ways = "python3 scripts/install.py .venv --extras gguf, or pip install -e '.[gguf]'"
+    assert f"this format needs more packages: {ways}\n" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from gpt.config import GPTConfig
-from gpt.errors import InputError
+from gpt.errors import missing_extra
 from gpt.files import atomic_write
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import PLACE, Template
@@ -26,7 +26,7 @@ def write(
     try:
         import gguf
     except ImportError:
-        raise InputError("this format needs the gguf package: pip install -e '.[gguf]'") from None
+        raise missing_extra("this format", "gguf") from None
     table = to_json(tokenizer.tokens)["model"]
     writer = gguf.GGUFWriter(None, "gpt2")
     writer.add_block_count(config.num_layers)
