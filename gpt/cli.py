@@ -55,7 +55,7 @@ COMMANDS = {
 }
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
 WITH_TEXT = ("fit", "plan")  # take a text as their first argument, or by the name --data.corpus
-_LEFT = "unrecognized arguments"  # argparse's words for values without a name; unknown options are found before
+_LEFT = "unrecognized arguments"  # argparse's words for values without a name
 TIMED = ("fit", "validate")  # get the time when the process began, from which their time limits count
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 

@@ -46,7 +46,7 @@ class Design:
         return Training(self.base, text, self.seeds[0], max(1, self.steps // 2))
 
     def table(self, value: Callable[[Training], T], recipe: Recipe) -> list[list[T]]:
-        """Return a value of each of the recipe's trainings: a row for each text, with a value for each seed."""
+        """Return a value of each of the recipe's trainings: a row for each text, a value for each seed."""
         return [
             [value(Training(recipe, text, seed, self.steps)) for seed in self.seeds] for text in self.texts
         ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from gpt.errors import InputError, check_least, missing_extra
+from gpt.errors import check_least, missing_extra
 from gpt.weights.adapters import LAYERS
 
 ALPHA = 16

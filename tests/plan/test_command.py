@@ -197,7 +197,7 @@ def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(re
 
 def test_a_run_without_an_end_has_two_minutes_and_says_so(place, capsys):
     planned = begin("text.txt")
-    assert "neither a time nor another end is given, so the run takes --minutes 2\n" in capsys.readouterr().err
+    assert "no time and no other end is given, so the run takes --minutes 2\n" in capsys.readouterr().err
     assert planned.minutes == 2 and planned.plan and planned.options.run == "planned"
     for end in ("--config quick", "--trainer.max_steps 5", "--trainer.max_time 5s"):
         unplanned = begin(f"text.txt {end}")
