@@ -124,8 +124,9 @@ def architecture() -> str:
         parts.append(_line([(300, below.y - HIGH // 2), (300, above.y + HIGH // 2 + 2)]))
     for first, last in ((2, 3), (4, 5)):  # the residual connections
         low, high = boxes[first].y + HIGH // 2 + 11, boxes[last].y - HIGH // 2 - 11
-        parts.append(_line([(300, low), (160, low), (160, high), (298, high)]))
-        parts.append(_text(148, (low + high) // 2, "+", 20))
+        parts.append(_line([(300, low), (160, low), (160, high), (290, high)]))
+        parts.append(f'<circle cx="300" cy="{high}" r="9" fill="white" stroke="#555555" stroke-width="1.5"/>')
+        parts.append(_text(300, high + 6, "+", 18))
     return _picture(700, 890, [*parts, *(box.draw() for box in boxes)])
 
 
