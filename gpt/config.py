@@ -37,6 +37,9 @@ class GPTConfig:
     dropout: float = 0.0
     """Probability of dropping an entry of an embedding, attention weight or residual during training.
     Elsewhere: dropout."""
+    window_dropout: bool = False
+    """Whether dropout drops a feature in a whole window, from the embeddings and from what a layer adds to
+    the residual stream, and no attention weights. On a CPU it takes hardly any time. Rare."""
     qkv_bias: bool = True
     """Whether the query, key and value projections have a bias, as GPT-2's have. Rare. Elsewhere: bias."""
     tie_embeddings: bool = True

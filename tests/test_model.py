@@ -7,6 +7,7 @@ import torch
 
 from gpt import GPT, GPTConfig
 from gpt.errors import InputError
+from gpt.model import WindowDropout
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,22 @@ def test_a_future_token_changes_no_earlier_logit(model, tokens):
 
 def test_dropout_acts_only_in_training(tokens, config):
     model = GPT(GPTConfig.from_dict({**config.to_dict(), "dropout": 0.5}))
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+
+
+def test_window_dropout_drops_a_feature_of_all_tokens_of_a_window():
+    torch.manual_seed(0)
+    dropped = WindowDropout(0.25)(torch.ones(64, 5, 32))
+    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+    assert sorted(set(dropped.unique().tolist())) == [0.0, pytest.approx(4 / 3)]
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+def test_window_dropout_leaves_attention_weights(tokens, config):
+    model = GPT(GPTConfig.from_dict({**config.to_dict(), "dropout": 0.5, "window_dropout": True}))
+    assert [block.attention.dropout.p for block in model.blocks] == [0.0] * config.num_layers
     assert not torch.equal(model(tokens), model(tokens))
     model.eval()
     assert torch.equal(model(tokens), model(tokens))

@@ -34,6 +34,7 @@ _NO_END = f"no time and no other end is given, so the run takes --minutes {_USUA
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # never taken from a checkpoint
 _WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # also, for this machine
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # set by weights
+_NOT_FIXED = ("model.config.dropout", "model.config.window_dropout")
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 _UNPLANNED = (
     "resume",
@@ -261,7 +262,7 @@ def _saved_options(checkpoint: Checkpoint, written: Values) -> Values:
         check_complete(checkpoint.config, checkpoint.all_weights())
         saved = {name: value for name, value in typed(written).items() if name not in _WHERE}
         shape = typed({"model": {"config": as_dict(checkpoint.config)}})
-        saved |= {**shape, "model.config.dropout": saved["model.config.dropout"]}
+        saved = {**saved, **shape, **{name: saved[name] for name in _NOT_FIXED if name in saved}}
         saved["model.lora.rank"] = checkpoint.adapters.rank if checkpoint.adapters else 0
         _options(saved)
     except (ValueError, TypeError) as error:
@@ -274,7 +275,7 @@ def _changed(saved: Values, given: Values) -> list[str]:
     names = given.keys() & saved.keys() - {"run", *_CHOSEN_ANEW}
     changed = sorted(name for name in names if given[name] != saved[name])
     for name in changed:
-        if name.startswith(_FIXED) and name != "model.config.dropout":
+        if name.startswith(_FIXED) and name not in _NOT_FIXED:
             before = str(saved[name])[:80]
             what = f"the run that is resumed began with {before}, on which its weights depend"
             raise InputError(f"--{name} {given[name]}: {what}")
@@ -364,7 +365,12 @@ def _on_weights(options: Options, weights: StoredModel) -> Options:
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
     shape = options.model.config
     own = weights.cropped().config
-    config = replace(own, context_length=shape.context_length, dropout=shape.dropout)
+    config = replace(
+        own,
+        context_length=shape.context_length,
+        dropout=shape.dropout,
+        window_dropout=shape.window_dropout,
+    )
     data = replace(options.data, vocabulary=None)
     if weights.template and data.template == DEFAULT_TEMPLATE:
         data = replace(data, template=weights.template)

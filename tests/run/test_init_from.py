@@ -24,10 +24,12 @@ def weights(workplace):
 
 
 def test_a_run_starts_from_the_weights(weights):
-    assert gpt(f"{TUNE} --model.optimizer.lr 0 --model.optimizer.weight_decay 0 --trainer.max_steps 2") == 0
+    still = "--model.optimizer.lr 0 --model.optimizer.weight_decay 0 --trainer.max_steps 2"
+    assert gpt(f"{TUNE} {still} --model.config.dropout 0.1 --model.config.window_dropout true") == 0
     model, tokenizer = load("runs/tuned/checkpoints/last.safetensors")
     assert tokenizer.n_vocab == 300
-    assert model.config == GPTConfig.from_dict({**SHAPE.to_dict(), "context_length": 16})
+    chosen = {"context_length": 16, "dropout": 0.1, "window_dropout": True}
+    assert model.config == GPTConfig.from_dict({**SHAPE.to_dict(), **chosen})
     cropped = weights.state_dict()
     cropped["position_embedding.weight"] = cropped["position_embedding.weight"][:16]
     for name, tensor in model.state_dict().items():

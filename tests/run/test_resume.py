@@ -39,18 +39,20 @@ def test_resumed_from_a_step_it_ends_the_same(step, whole, workplace):
 
 def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys):
     run = interrupted(whole, 9)
-    options = "--model.optimizer.lr 0.0125 --trainer.max_steps 10"
+    options = "--model.optimizer.lr 0.0125 --trainer.max_steps 10 --model.config.window_dropout true"
     assert gpt(f"fit --resume auto {options} --model.optimizer.schedule=constant") == 0
     err = capsys.readouterr().err
     assert "resuming runs/cut/checkpoints/last.safetensors, after step 9" in err
     assert "changed model.optimizer.lr: 0.005 -> 0.0125" in err
     assert "changed trainer.max_steps: 20 -> 10" in err
+    assert "changed model.config.window_dropout: false -> true" in err
     assert "run:" not in err
     factor = 10 / 50  # of the warm-up, in the tenth update
     rates = [float(row["learning_rate"]) for row in result(run)[1] if row["train_loss"]]
     assert rates[-1] == pytest.approx(0.0125 * factor)
     saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert saved["model"]["optimizer"]["lr"] == 0.0125
+    assert read(run / "checkpoints" / "last.safetensors").config.window_dropout
 
 
 @pytest.mark.parametrize("option", ["model.config.emb_dim 64", "model.optimizer.name adamw"])
