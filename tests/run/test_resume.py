@@ -45,7 +45,7 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     assert "resuming runs/cut/checkpoints/last.safetensors, after step 9" in err
     assert "changed model.optimizer.lr: 0.005 -> 0.0125" in err
     assert "changed trainer.max_steps: 20 -> 10" in err
-    assert "changed model.config.window_dropout: false -> true" in err
+    assert "changed model.config.window_dropout: False -> True" in err
     assert "run:" not in err
     factor = 10 / 50  # of the warm-up, in the tenth update
     rates = [float(row["learning_rate"]) for row in result(run)[1] if row["train_loss"]]
