@@ -35,8 +35,9 @@ _LOADED = time.time()  # seconds; the package's files are read until then
 _PACKAGE = Path(__file__).parents[1]
 # Where the functions are written that a model may call. `NamedTuple` is a function too.
 _KNOWN_FILES = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", typing.__file__)
+# Whose functions a GPT calls, besides those of its classes.
 _MODULES = (sys.modules[GPT.__module__], multi_head, kernels, blocks, functional)
-_NUMBERS = (bool, int, float, str, tuple, GPTConfig, type(None))
+_PLAIN = (bool, int, float, str, tuple, GPTConfig, type(None))  # attributes whose text says all
 _PIECE = 1 << 18  # bytes, `PIECE` in step.cpp
 _LANES = 8  # `LANES` in step.cpp: hashes of a piece
 _MOST = 1000  # notes; the oldest are dropped
@@ -118,7 +119,7 @@ def _layers(model: GPT) -> Iterator[object]:
                     raise _UnknownError
             elif isinstance(value, set):
                 yield name, sorted(value)
-            elif isinstance(value, _NUMBERS):
+            elif isinstance(value, _PLAIN):
                 yield name, value
             else:
                 raise _UnknownError
