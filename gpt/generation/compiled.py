@@ -106,13 +106,17 @@ class Compiled:
         program: the result of `build`.
         model: the model. Its float32 or bfloat16 matrices are used in place, without a copy.
         int8: round the matrices to int8.
+        threads: how many threads compute, by default as many as PyTorch's.
 
     Raises:
         ValueError: the model has other tensors than a GPT, or tensors of another type.
     """
 
-    def __init__(self, program: ctypes.CDLL, model: GPT, *, int8: bool = False) -> None:
+    def __init__(
+        self, program: ctypes.CDLL, model: GPT, *, int8: bool = False, threads: int | None = None
+    ) -> None:
         self.int8 = int8
+        self._threads = threads
         self.like = torch.zeros(())  # its device and type are those of a suitable cache
         self._config = model.config
         self._is_bfloat16 = model.head.weight.dtype == torch.bfloat16
@@ -161,7 +165,7 @@ class Compiled:
             H=self._config.num_heads,
             V=self._config.vocab_size,
             exact_gelu=self._config.exact_gelu,
-            threads=torch.get_num_threads(),
+            threads=self._threads or torch.get_num_threads(),
             N=tokens,
         )
 

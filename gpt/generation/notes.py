@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -38,9 +38,15 @@ _KNOWN_FILES = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}",
 # Whose functions a GPT calls, besides those of its classes.
 _MODULES = (sys.modules[GPT.__module__], multi_head, kernels, blocks, functional)
 _PLAIN = (bool, int, float, str, tuple, GPTConfig, type(None))  # attributes whose text says all
-_PIECE = 1 << 18  # bytes, `PIECE` in step.cpp
+_PIECE = 1 << 20  # bytes that are hashed together
 _LANES = 8  # `LANES` in step.cpp: hashes of a piece
 _MOST = 1000  # notes; the oldest are dropped
+
+
+class _Piece(ctypes.Structure):
+    """`Piece` in step.cpp."""
+
+    _fields_ = (("bytes", ctypes.c_void_p), ("size", ctypes.c_int64))
 
 
 class _UnknownError(Exception):
@@ -127,21 +133,30 @@ def _layers(model: GPT) -> Iterator[object]:
 
 def _values(model: GPT, program: ctypes.CDLL) -> str:
     """Return a hash of the values of all tensors. Raises _UnknownError unless they are plain and on a CPU."""
-    total = hashlib.sha256()
-    for tensor in (*model.parameters(), *model.buffers()):
+    tensors = [*model.parameters(), *model.buffers()]
+    for tensor in tensors:
         if type(tensor) not in (Tensor, nn.Parameter) or not tensor.is_cpu or tensor.layout != torch.strided:
             raise _UnknownError
-        total.update(repr((tensor.shape, tensor.stride(), tensor.dtype)).encode())
-        total.update(_hashes(tensor.detach().contiguous(), program))
+    forms = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+    total = hashlib.sha256(repr(forms).encode())
+    total.update(_hashes([tensor.detach().contiguous() for tensor in tensors], program))
     return total.hexdigest()
 
 
-def _hashes(tensor: Tensor, program: ctypes.CDLL) -> "ctypes.Array[ctypes.c_uint64]":
-    """Return the hashes of each piece of a tensor, by the program: it reads as fast as memory allows."""
-    hashes = (ctypes.c_uint64 * (-(-tensor.nbytes // _PIECE) * _LANES))()
+def _hashes(tensors: Sequence[Tensor], program: ctypes.CDLL) -> "ctypes.Array[ctypes.c_uint64]":
+    """Return the hashes of each piece of the tensors, by the program: it reads as fast as memory allows.
+
+    It is one call. Each call waits for all threads, which takes long while other programs need the cores.
+    """
+    pieces = [
+        _Piece(tensor.data_ptr() + begin, min(_PIECE, tensor.nbytes - begin))
+        for tensor in tensors
+        for begin in range(0, tensor.nbytes, _PIECE)
+    ]
+    hashes = (ctypes.c_uint64 * (len(pieces) * _LANES))()
     program.hash(
-        ctypes.c_void_p(tensor.data_ptr()),
-        ctypes.c_int64(tensor.nbytes),
+        (_Piece * len(pieces))(*pieces),
+        ctypes.c_int64(len(pieces)),
         hashes,
         ctypes.c_int64(torch.get_num_threads()),
     )

@@ -717,8 +717,12 @@ extern "C" int step(const Model* model, const Shape* shape, const Token* tokens,
   return 0;
 }
 
-constexpr int64_t PIECE = 1 << 18;  // bytes that are hashed together; `notes.py` has both numbers too
-constexpr int LANES = 8;
+constexpr int LANES = 8;  // hashes of a piece; `notes.py` has this number too
+
+struct Piece {
+  const char* bytes;
+  int64_t size;
+};
 
 // Changes the hashes of a piece by the next words of 8 bytes, one for each. If only one word is another, so is
 // its hash, as each word gives each hash a new one of its own. Two others give the same with a probability of
@@ -732,17 +736,16 @@ static void hash_words(const char* bytes, int64_t size, uint64_t* lanes) {
   }
 }
 
-// Writes LANES hashes of each PIECE of some bytes. They do not depend on the number of threads.
-extern "C" void hash(const char* bytes, int64_t size, uint64_t* hashes, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads)
-  for (int64_t begin = 0; begin < size; begin += PIECE) {
-    const int64_t end = std::min(size, begin + PIECE);
+// Writes LANES hashes of each piece. They do not depend on the number of threads.
+extern "C" void hash(const Piece* pieces, int64_t count, uint64_t* hashes, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads) schedule(dynamic)
+  for (int64_t p = 0; p < count; p++) {
     constexpr int64_t LINE = sizeof(uint64_t) * LANES;
     uint64_t lanes[LANES];
     for (int k = 0; k < LANES; k++) lanes[k] = k + 1;
-    int64_t i = begin;
-    for (; i + LINE <= end; i += LINE) hash_words(bytes + i, LINE, lanes);
-    if (i < end) hash_words(bytes + i, end - i, lanes);
-    memcpy(hashes + begin / PIECE * LANES, lanes, LINE);
+    int64_t i = 0;
+    for (; i + LINE <= pieces[p].size; i += LINE) hash_words(pieces[p].bytes + i, LINE, lanes);
+    if (i < pieces[p].size) hash_words(pieces[p].bytes + i, pieces[p].size - i, lanes);
+    memcpy(hashes + p * LANES, lanes, LINE);
   }
 }
