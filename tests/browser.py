@@ -50,7 +50,7 @@ needs_axe = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not install
 
 def violations(browser) -> list[str]:
     """The rules of accessibility that axe-core sees broken on the page as it is, each with an element."""
-    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    browser.execute_script(AXE.read_text("utf-8"))
     result = browser.execute_async_script("axe.run().then(arguments[0])")
     return [f"{one['id']}: {one['nodes'][0]['html']}" for one in result["violations"]]
 

@@ -101,14 +101,14 @@ def tokens(config: GPTConfig) -> torch.Tensor:
 def text_file(tmp_path: Path) -> Path:
     """A small text that a tiny model can learn from."""
     path = tmp_path / "text.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog — naïvely.\n" * 200, encoding="utf-8")
+    path.write_text("The quick brown fox jumps over the lazy dog — naïvely.\n" * 200, "utf-8")
     return path
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
     """An empty folder to work in, with a text of about nine steps an epoch."""
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "text.txt").write_text(TEXT, "utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

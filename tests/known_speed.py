@@ -15,4 +15,4 @@ def know_speed(cache: Path, speed: float) -> None:
     shapes = {USUAL_SHAPE, *map(timed_shape, seconds)}
     speeds = {speed_key(torch.device("cpu"), "32-true", shape): speed for shape in shapes}
     cache.mkdir(exist_ok=True)
-    (cache / SPEEDS).write_text(json.dumps(speeds), encoding="utf-8")
+    (cache / SPEEDS).write_text(json.dumps(speeds), "utf-8")

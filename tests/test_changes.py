@@ -201,7 +201,7 @@ CHANGES: dict[str, dict[str, Texts]] = {
 
 def named_files() -> dict[str, set[str]]:
     """The table of docs/design.md."""
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "design.md").read_text("utf-8")
     table = text.split("| change | files |")[1].split("\n\n")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.M)[1:]  # without the line below the header
     return {name: set(re.findall(r"`([\w./]+)`", files)) for name, files in rows}
@@ -224,7 +224,7 @@ def diff_of(change: str) -> str:
     """A change as a diff without context and line numbers."""
     lines = []
     for file, texts in CHANGES[change].items():
-        source = (ROOT / file).read_text(encoding="utf-8")
+        source = (ROOT / file).read_text("utf-8")
         changed = source
         for old, new in texts.items():
             changed = changed.replace(old, new) if old else changed + new
@@ -233,7 +233,7 @@ def diff_of(change: str) -> str:
 
 
 def test_the_diffs_that_the_documents_show_are_these_changes():
-    text = (ROOT / "docs" / "research.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "research.md").read_text("utf-8")
     shown = dict(re.findall(r"^\*\*(.+?)\*\*:\n\n```diff\n(.*?)```", text, re.M | re.S))
     assert len(shown) == text.count("```diff") > 2
     assert shown == {name: diff_of(name) for name in shown}
@@ -247,7 +247,7 @@ def package(tmp_path: Path) -> Path:
     for folder in ("gpt", "configs", "data"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "text.txt").write_text("".join(lines()), encoding="utf-8")
+    (tmp_path / "text.txt").write_text("".join(lines()), "utf-8")
     return tmp_path
 
 
@@ -255,11 +255,11 @@ def make(change: str, package: Path) -> None:
     """Make a change in a copy of the package."""
     for name, texts in CHANGES[change].items():
         file = package / name
-        source = file.read_text(encoding="utf-8") if file.exists() else ""
+        source = file.read_text("utf-8") if file.exists() else ""
         for old, new in texts.items():
             assert old == "" or source.count(old) == 1, f"{name}: {old}"
             source = source.replace(old, new) if old else source + new
-        file.write_text(source, encoding="utf-8")
+        file.write_text(source, "utf-8")
 
 
 def lines() -> list[str]:
@@ -281,8 +281,8 @@ def execute(package: Path, program: str, status: int = 0) -> str:
         streams = {1: output.fileno(), 2: errors.fileno()}
         with forked(code=FORGET + program, streams=streams, folder=package) as process:
             process.join()
-    assert process.exitcode == status, files[1].read_text(encoding="utf-8")
-    return files[0].read_text(encoding="utf-8")
+    assert process.exitcode == status, files[1].read_text("utf-8")
+    return files[0].read_text("utf-8")
 
 
 def gpt(package: Path, *commands: str, status: int = 0) -> str:

@@ -44,9 +44,10 @@ def test_dropout_is_a_probability_below_one(dropout):
     assert GPTConfig(dropout=0).dropout == 0  # YAML and JSON write 0.0 as 0
 
 
-def test_a_named_size_with_a_change():
+def test_a_named_size_with_a_change_to_dict_and_back():
     config = GPTConfig.from_name("gpt2-xl", context_length=256)
     assert (config.emb_dim, config.num_heads, config.num_layers, config.context_length) == (1600, 25, 48, 256)
+    assert GPTConfig.from_dict(config.to_dict()) == config
 
 
 def test_unknown_names_list_the_known_ones():
@@ -54,8 +55,3 @@ def test_unknown_names_list_the_known_ones():
         GPTConfig.from_name("gpt3")
     with pytest.raises(InputError, match="unknown model setting 3, n_embd, expected vocab_size"):
         GPTConfig.from_dict({"n_embd": 3, 3: 3})
-
-
-def test_to_dict_and_back():
-    config = GPTConfig.from_name("gpt2-small", dropout=0.25)
-    assert GPTConfig.from_dict(config.to_dict()) == config

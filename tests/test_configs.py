@@ -31,7 +31,7 @@ def test_a_config_parses_and_builds(path, tmp_path, model):
 
 @pytest.mark.parametrize("name", GPTConfig.names())
 def test_the_named_sizes_have_configs_of_the_same_shape_with_updates_of_half_a_million_tokens(name):
-    values = yaml.safe_load((CONFIGS[0].parent / f"{name}.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CONFIGS[0].parent / f"{name}.yaml").read_text("utf-8"))
     assert GPTConfig(**values["model"]["config"]) == GPTConfig.from_name(name)
     assert values["data"]["tokens_per_update"] == 2**19
     assert "accumulate_grad_batches" not in values["trainer"]

@@ -16,11 +16,15 @@ def eight(monkeypatch):
 
 def system(root: Path, group: str, files: dict[str, str]) -> Path:
     """The files of a machine on which this process is in a group; `files` are below /sys/fs/cgroup."""
-    paths = {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}
-    for name, text in paths.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n", encoding="utf-8")
+    write(root / "proc/self/cgroup", group)
+    for name, text in files.items():
+        write(root / "sys/fs/cgroup" / name, text)
     return root
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", "utf-8")
 
 
 @pytest.mark.parametrize("place", ["/", "/docker/0123"])

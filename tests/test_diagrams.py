@@ -16,5 +16,5 @@ def test_each_file_exists(file):
 
 @pytest.mark.parametrize("name", diagrams.PICTURES)
 def test_the_pictures_of_the_documents_are_drawn_by_the_script(name):
-    drawn = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    drawn = (ROOT / "docs" / name).read_text("utf-8")
     assert drawn == diagrams.PICTURES[name](), "run: python scripts/diagrams.py"

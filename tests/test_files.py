@@ -22,20 +22,20 @@ def fail(*_, **__):
 @pytest.mark.parametrize("moment", ["in the block", "fsync", "replace"])
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, moment):
     path = tmp_path / "a.txt"
-    path.write_text("old", encoding="utf-8")
+    path.write_text("old", "utf-8")
     if hasattr(os, moment):
         monkeypatch.setattr(os, moment, fail)
     with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
         file.write("half of the new")
         if not hasattr(os, moment):
             fail()
-    assert path.read_text(encoding="utf-8") == "old"
+    assert path.read_text("utf-8") == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
 def test_permissions_are_those_of_a_plain_open(tmp_path):
-    (tmp_path / "plain").write_text("", encoding="utf-8")
+    (tmp_path / "plain").write_text("", "utf-8")
     with atomic_write(tmp_path / "atomic"):
         pass
     plain, atomic = (stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("plain", "atomic"))
@@ -53,7 +53,7 @@ def test_a_folder_of_strangers_beside_an_installed_package_is_not_taken(tmp_path
         folder.mkdir(parents=True)
     with pytest.raises(InputError, match="no configs"):
         shipped("configs", package)
-    (package.parent / "pyproject.toml").write_text('name = "another"', encoding="utf-8")
+    (package.parent / "pyproject.toml").write_text('name = "another"', "utf-8")
     with pytest.raises(InputError, match="no configs"):
         shipped("configs", package)
     (package / "configs").mkdir()

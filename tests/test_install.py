@@ -7,7 +7,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def test_the_cpu_build_comes_from_pytorchs_own_index_which_is_asked_for_nothing_
     assert torch[-4:-1] == ["--no-deps", "--index-url", CPU_INDEX] and torch[-1].startswith("torch==")
     assert CPU_INDEX not in locked + package and package[-1] == f"{ROOT}[dev]"
     assert install.TORCH_UNCHECKED in capsys.readouterr().out
-    assert "\ntorch==" not in (tmp_path / "venv" / "locked.txt").read_text(encoding="utf-8")
+    assert "\ntorch==" not in (tmp_path / "venv" / "locked.txt").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_the_cpu_build_comes_from_pytorchs_own_index_which_is_asked_for_nothing_
 def test_any_other_build_is_in_the_lock(machine, ran, capsys, tmp_path):
     locked, package = ran(**machine)
     assert "--require-hashes" in locked and CPU_INDEX not in locked + package
-    assert "\ntorch==" in (tmp_path / "venv" / "locked.txt").read_text(encoding="utf-8")
+    assert "\ntorch==" in (tmp_path / "venv" / "locked.txt").read_text("utf-8")
     assert install.TORCH_UNCHECKED not in capsys.readouterr().out
 
 
@@ -118,14 +117,18 @@ def test_other_files_of_a_mirror_are_its_owners(settings, ran, capsys):
 BACKEND = """
 import zipfile
 
+def wheel(folder, name):
+    file = f"{name}-1-py3-none-any.whl"
+    info = f"{name}-1.dist-info"
+    with zipfile.ZipFile(f"{folder}/{file}", "w") as archive:
+        archive.writestr(f"{name}.pth", "")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1\\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return file
+
 def build_editable(folder, config_settings=None, metadata_directory=None):
-    name = "tool-1-py3-none-any.whl"
-    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
-        wheel.writestr("tool.pth", "")
-        wheel.writestr("tool-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: tool\\nVersion: 1\\n")
-        wheel.writestr("tool-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
-        wheel.writestr("tool-1.dist-info/RECORD", "")
-    return name
+    return wheel(folder, "tool")
 """
 
 
@@ -135,20 +138,17 @@ def test_a_file_is_compared_with_its_hash(tmp_path):
     """By pip itself, in a project with one requirement, whose wheel is the lock's or was changed."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPT, tmp_path / "scripts")
-    (tmp_path / "backend.py").write_text(BACKEND, encoding="utf-8")
+    (tmp_path / "backend.py").write_text(BACKEND, "utf-8")
     (tmp_path / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "tool"\nversion = "1"\n',
         encoding="utf-8",
     )
-    (tmp_path / "constraints.txt").write_text("torch==1\n", encoding="utf-8")
-    wheel = tmp_path / "torch-1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("torch.py", "")
-        file.writestr("torch-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1\n")
-        file.writestr("torch-1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        file.writestr("torch-1.dist-info/RECORD", "")
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n", encoding="utf-8")  # so that torch is in the lock
+    (tmp_path / "constraints.txt").write_text("torch==1\n", "utf-8")
+    backend: dict = {}
+    exec(BACKEND, backend)
+    wheel = tmp_path / backend["wheel"](tmp_path, "torch")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n", "utf-8")  # so that torch is in the lock
     (tmp_path / "nvidia-smi").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
@@ -156,7 +156,7 @@ def test_a_file_is_compared_with_its_hash(tmp_path):
 
     def output(sha256: str) -> str:
         lock = f"# for torch\ntorch==1 \\\n    --hash=sha256:{sha256}\n"
-        (tmp_path / "lock.txt").write_text(lock, encoding="utf-8")
+        (tmp_path / "lock.txt").write_text(lock, "utf-8")
         command = [sys.executable, str(tmp_path / "scripts" / "install.py"), str(tmp_path / sha256[:8])]
         done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -169,7 +169,7 @@ def test_a_file_is_compared_with_its_hash(tmp_path):
 
 def test_the_lock_is_complete_and_has_the_versions_of_the_constraints():
     """Every requirement of every group has an entry with a hash; `make lock` writes them."""
-    project = lock.tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = lock.tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     for group, requirements in lock.groups(project).items():
         text = install.locked({group, "package", "torch"})
         for one in requirements:
@@ -179,7 +179,7 @@ def test_the_lock_is_complete_and_has_the_versions_of_the_constraints():
     entries = lock.ENTRY.findall(text)
     assert len(entries) > 150 and all("--hash=sha256:" in entry for entry in entries)
     pinned = {entry.split()[0] for entry in entries}
-    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines():
         name, _, version = line.split()[0].partition("==")
         normal = f"{name.lower().replace('_', '-')}=="
         if not line.startswith("#") and any(one.startswith(normal) for one in pinned):
@@ -188,7 +188,7 @@ def test_the_lock_is_complete_and_has_the_versions_of_the_constraints():
 
 def test_actions_are_pinned_and_may_only_read():
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text("utf-8")
         assert "permissions:\n  contents: read\n" in text and text.count("permissions:") == 1
         assert re.findall(r"uses: \S+", text) == re.findall(r"uses: [\w/-]+@[0-9a-f]{40}(?=  # v\d)", text)
         assert text.count("actions/checkout@") == text.count("persist-credentials: false")

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from gpt.cli import main
+from tiny_runs import fit, gpt
+
 from gpt.weights.load import find
 
 
@@ -22,14 +23,12 @@ def test_a_whole_run_writes_to_a_console_of_1252(tmp_path, text_file, monkeypatc
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="cp1252") for _ in range(2)]
     monkeypatch.chdir(tmp_path)
     text = text_file.read_text("utf-8") + "\u4f60\u597d \u2192\n" * 50
-    Path("\u4f60.txt").write_text(text, encoding="utf-8")
+    Path("\u4f60.txt").write_text(text, "utf-8")
     monkeypatch.setattr(sys, "stdout", streams[0])
     monkeypatch.setattr(sys, "stderr", streams[1])
-    small = ["--model.config.vocab_size", "300", "--model.config.emb_dim", "32", "--trainer.max_steps", "2"]
-    more = ["--data.vocabulary", "null", "--model.config.num_heads", "2", "--trainer.accelerator", "cpu"]
-    assert main(["fit", "--data.corpus", "\u4f60.txt", "--run", "a", *small, *more]) == 0
-    assert main(["generate", "--checkpoint", "runs/\u4f60"]) == 2
+    assert fit("--data.corpus \u4f60.txt --run a --trainer.max_steps 2") == 0
+    assert gpt("generate --checkpoint runs/\u4f60") == 2
     for stream in streams:
         stream.flush()
     assert b"\\u4f60" in streams[1].buffer.getvalue()
-    assert "\u4f60.txt" in Path("runs/a/config.yaml").read_text(encoding="utf-8")
+    assert "\u4f60.txt" in Path("runs/a/config.yaml").read_text("utf-8")

@@ -60,21 +60,21 @@ def folder(tmp_path_factory) -> Path:
     names = (docs / "benchmarks.md", docs / "design.md", *sorted(docs.glob("log/*.md")))
     pages = [name.read_text("utf-8") for name in names]
     text = "Once upon a time there was a fox.\n" * 400 + "".join(pages)
-    (folder / "my-text.txt").write_text(text, encoding="utf-8")
+    (folder / "my-text.txt").write_text(text, "utf-8")
     rows = (json.dumps({"prompt": f"Say {n}", "completion": f"{n}!"}) + "\n" for n in range(60))
-    (folder / "my-examples.jsonl").write_text("".join(rows), encoding="utf-8")
+    (folder / "my-examples.jsonl").write_text("".join(rows), "utf-8")
     labels = ("positive", "negative")
     reviews = (json.dumps({"prompt": f"Film {n}", "completion": labels[n % 2]}) + "\n" for n in range(60))
-    (folder / "reviews.jsonl").write_text("".join(reviews), encoding="utf-8")
+    (folder / "reviews.jsonl").write_text("".join(reviews), "utf-8")
     (folder / "bin").mkdir()
     for name, script in (("gpt", SHIM), ("python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')):
-        (folder / "bin" / name).write_text(script, encoding="utf-8")
+        (folder / "bin" / name).write_text(script, "utf-8")
         (folder / "bin" / name).chmod(0o755)
     small = GPT(GPTConfig(context_length=256, emb_dim=32, num_heads=2, num_layers=1))
     hub = folder / "hub" / "models--gpt2"
     write_export(StoredModel("gpt", small.config, small.state_dict()), hub / "snapshots" / "1", "hf")
     (hub / "refs").mkdir()
-    (hub / "refs" / "main").write_text("1", encoding="utf-8")
+    (hub / "refs" / "main").write_text("1", "utf-8")
     folders = ("gpt", "tests", "scripts", "configs", "data", "docs")
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "lock.txt", *folders):
         (folder / name).symlink_to(ROOT / name)

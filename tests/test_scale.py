@@ -27,7 +27,7 @@ def scale():
 
 
 def test_the_document_contains_the_tables(scale):
-    assert scale["tables"]() in (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert scale["tables"]() in (ROOT / "docs" / "cluster.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("context", [256, 1024])
@@ -47,16 +47,16 @@ def test_operations_per_token_equal_torchs_count(context, scale):
 def test_the_cluster_script_is_requeued_and_its_run_goes_on(tmp_path, workplace):
     """Its steps with two processes: SIGUSR1 to the job, its requeueing, and the second start."""
     script = re.search(r"```slurm\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text("utf-8"), re.S)[1]
-    (tmp_path / "train.sbatch").write_text(script, encoding="utf-8")
+    (tmp_path / "train.sbatch").write_text(script, "utf-8")
     commands = tmp_path / "bin"
     commands.mkdir()
-    (commands / "scontrol").write_text('#!/bin/sh\necho "$@" >> requeued\n', encoding="utf-8")
+    (commands / "scontrol").write_text('#!/bin/sh\necho "$@" >> requeued\n', "utf-8")
     torchrun = f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
-    (commands / "torchrun").write_text(torchrun, encoding="utf-8")
+    (commands / "torchrun").write_text(torchrun, "utf-8")
     for command in commands.iterdir():
         command.chmod(0o755)
-    tiny = [*TINY[1:], "--trainer.accumulate_grad_batches", "1"]
-    options = [*tiny, "--checkpoint_every", "99999", "--log_every", "1", "--snapshot_megabytes", "0"]
+    more = "--trainer.accumulate_grad_batches 1 --checkpoint_every 99999 --log_every 1"
+    options = [*TINY[1:], *f"{more} --snapshot_megabytes 0".split()]
     environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment |= {"PROCESSES": "2", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "1"}
     start = {"env": environment, "stderr": subprocess.PIPE, "encoding": "utf-8", "cwd": tmp_path}

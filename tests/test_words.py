@@ -1,11 +1,7 @@
-"""All documents and source are in plain English, and `scripts/words.py` finds what is not."""
+"""What `scripts/words.py` finds, which `make lint` runs on all documents and source."""
 
 import pytest
 import words
-
-
-def test_everything_is_in_plain_english(capsys):
-    assert words.main() == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

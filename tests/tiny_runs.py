@@ -47,7 +47,7 @@ def fit(*options: str) -> int:
 
 def run_in(folder: Path, *options: str) -> Path:
     """The tiny run as `folder`/runs/whole, and a text beside it."""
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "text.txt").write_text(TEXT, "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert fit("--run", "whole", *options) == 0
@@ -72,10 +72,10 @@ def checkpoint(run: Path | str, name: str = "last") -> Checkpoint:
 
 def summary(run: Path | str) -> dict[str, Any]:
     """A run's summary.json."""
-    return json.loads((folder_of(run) / "summary.json").read_text(encoding="utf-8"))
+    return json.loads((folder_of(run) / "summary.json").read_text("utf-8"))
 
 
 def result(run: Path | str) -> tuple[str, list[dict[str, str]], str]:
     """All that a run's last checkpoint restores, as a hash, its metrics, its samples."""
     folder = folder_of(run)
-    return *fingerprint(folder), (folder / "samples.txt").read_text(encoding="utf-8")
+    return *fingerprint(folder), (folder / "samples.txt").read_text("utf-8")

@@ -14,65 +14,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from pretended import OPTIONS, Pretended, write_metrics
 
-from gpt.cli import main
 from gpt.compare.command import compare
 from gpt.compare.machine import Processes, busy_warning, recipes_of
 from gpt.compare.outcomes import milliseconds_per_step
 from gpt.compare.trainings import Text, source_digest
 from gpt.compare.variants import HELD_OUT, parse_variants
 from gpt.errors import InputError
-from gpt.files import write_json
 from gpt.pictures.runs import Metrics
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = {
-    "model": {"init_from": None},
-    "data": {"corpus": "my.txt", "vocabulary": None, "val_fraction": None},
-    "trainer": {"max_steps": 100},
-}
-LR = ["--model.optimizer.lr", "3e-3"]
+LR = "quick --model.optimizer.lr 3e-3"
 
 
-class Pretended:
-    """A machine whose runs end at once, with the bits per byte and milliseconds of `reach`."""
-
-    def __init__(self, reach, options=None) -> None:
-        self.reach = reach
-        self.changed = options or {}
-        self.trained = []
-
-    def options(self, variant):
-        return {**OPTIONS, **self.changed.get(variant.name, {}), "words": list(variant.words)}
-
-    def train(self, training, folder, watch):
-        steps = training.steps
-        self.trained.append((training.recipe.variant.name, training.text.name, training.seed, steps))
-        bits, milliseconds = self.reach(*self.trained[-1])
-        run = folder / "runs" / training.name
-        run.mkdir(parents=True)
-        speed = 1000 * 10 / milliseconds
-        half = steps // 2
-        rows = [
-            f"{half},{10 * half},{speed},",
-            f"{steps},{10 * steps},{speed},",
-            f"{steps},{10 * steps},,{bits}",
-        ]
-        write_metrics(run, rows)
-        loss = None if math.isnan(bits) else 3 * bits
-        summary = {"val_loss": loss, "val_bits_per_byte": loss and bits, "best_loss": loss}
-        watch()
-        write_json(run / "summary.json", summary)
-
-
-def write_metrics(run: Path, rows: list[str]) -> None:
-    text = "".join(f"{row}\n" for row in ["step,tokens,tokens_per_second,val_bits_per_byte", *rows])
-    (run / "metrics.csv").write_text(text, encoding="utf-8")
-
-
-def compared(machine, *words, texts=None, seeds=3, steps=None, name="here"):
-    folder = compare(list(words), texts, seeds, 7, steps, name, machine)
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+def compared(machine, words, texts=None, seeds=3, steps=None, name="here"):
+    folder = compare(words.split(), texts, seeds, 7, steps, name, machine)
+    return json.loads((folder / "result.json").read_text("utf-8"))
 
 
 def noisy(change=0.0):
@@ -95,24 +53,16 @@ def noisy(change=0.0):
 def _somewhere(workplace):
     """A folder with two texts to work in."""
     for name in ("my.txt", "other.txt"):
-        (workplace / name).write_text("some text\n" * 9, encoding="utf-8")
+        (workplace / name).write_text("some text\n" * 9, "utf-8")
 
 
-def test_the_variants_take_turns(capsys):
+def test_the_variants_take_turns():
+    """In the end half as many steps tell what steps are worth."""
     machine = Pretended(noisy())
-    compared(machine, "quick", *LR, texts="my.txt,other.txt", seeds=2)
-    assert machine.trained == [
-        ("quick", "my", 7, 100),
-        ("lr=3e-3", "my", 7, 100),
-        ("lr=3e-3", "other", 7, 100),
-        ("quick", "other", 7, 100),
-        ("quick", "my", 8, 100),
-        ("lr=3e-3", "my", 8, 100),
-        ("lr=3e-3", "other", 8, 100),
-        ("quick", "other", 8, 100),
-        ("quick", "my", 7, 50),
-        ("quick", "other", 7, 50),
-    ]
+    compared(machine, LR, texts="my.txt,other.txt", seeds=2)
+    turn = [("quick", "my"), ("lr=3e-3", "my"), ("lr=3e-3", "other"), ("quick", "other")]
+    whole = [(*run, seed, 100) for seed in (7, 8) for run in turn]
+    assert machine.trained == [*whole, ("quick", "my", 7, 50), ("quick", "other", 7, 50)]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +74,7 @@ def test_the_variants_take_turns(capsys):
     ids=["a difference that is there is found", "one that is not there is not claimed"],
 )
 def test_the_difference_of_a_variant(change, line, capsys):
-    result = compared(Pretended(noisy(change)), "quick", *LR)
+    result = compared(Pretended(noisy(change)), LR)
     difference = result["variants"][1]["same_steps"]
     assert difference["low"] < -change < difference["high"]
     assert (difference["high"] < 0) == (change > 0)
@@ -134,7 +84,7 @@ def test_the_difference_of_a_variant(change, line, capsys):
 
 
 def test_the_interval_is_that_of_numpy():
-    result = compared(Pretended(noisy(change=0.01)), "quick", *LR, texts="my.txt,other.txt", seeds=4)
+    result = compared(Pretended(noisy(change=0.01)), LR, texts="my.txt,other.txt", seeds=4)
     runs = [run for run in result["runs"] if run["steps"] == 100]
     bits = {(run["variant"], run["text"], run["seed"]): run["bits_per_byte"] for run in runs}
     ratios = [
@@ -156,7 +106,7 @@ def test_in_the_same_time_a_slower_step_costs_what_steps_are_worth(capsys):
         noise = 1 + 0.0001 * math.sin(seed * len(variant))
         return 2.0 * noise * better * 0.96 ** math.log2(steps / 100), 20.0 if better == 1 else 40.0
 
-    result = compared(Pretended(reach), "quick", *LR)
+    result = compared(Pretended(reach), LR)
     assert result["doubling"][0] == pytest.approx(-0.04, abs=1e-3)
     variant = result["variants"][1]
     assert variant["milliseconds"]["mean"] == pytest.approx(1.0)
@@ -168,12 +118,12 @@ def test_in_the_same_time_a_slower_step_costs_what_steps_are_worth(capsys):
 
 def test_what_is_finished_is_not_run_again():
     machine = Pretended(noisy(0.01))
-    first = compared(machine, "quick", *LR)
+    first = compared(machine, LR)
     made = len(machine.trained)
-    assert compared(machine, "quick", *LR) == first and len(machine.trained) == made == 7
-    compared(machine, "quick", *LR, seeds=4)
+    assert compared(machine, LR) == first and len(machine.trained) == made == 7
+    compared(machine, LR, seeds=4)
     assert machine.trained[made:] == [("lr=3e-3", "my", 10, 100), ("quick", "my", 10, 100)]
-    compared(machine, "quick", "vs", *LR, "vs", "--data.batch_size", "6")
+    compared(machine, "quick vs --model.optimizer.lr 3e-3 vs --data.batch_size 6")
     assert {trained[0] for trained in machine.trained[made + 2 :]} == {"batch_size=6"}
 
 
@@ -188,9 +138,9 @@ def test_a_run_that_failed_is_the_only_one_to_be_made(capsys):
 
     machine.train = fails
     with pytest.raises(InputError, match="no memory"):
-        compared(machine, "quick", *LR)
+        compared(machine, LR)
     machine.train = train
-    compared(machine, "quick", *LR)
+    compared(machine, LR)
     assert len(machine.trained) == len(set(machine.trained)) == 7
 
 
@@ -206,28 +156,25 @@ def edit(file: Path, pattern: str, replacement: str) -> None:
     """Replace what the pattern first matches."""
     text, count = re.subn(pattern, replacement, file.read_text("utf-8"), count=1, flags=re.S)
     assert count == 1
-    file.write_text(text, encoding="utf-8")
+    file.write_text(text, "utf-8")
 
 
 def test_what_was_edited_since_is_run_anew(tmp_path):
+    """The variant whose source was edited; all where the text was."""
     copy = copy_of_the_package(tmp_path / "copy")
     machine = Pretended(noisy())
-    compared(machine, "quick", "copy")
-    made = len(machine.trained)
+
+    def trained_again() -> list[str]:
+        made = len(machine.trained)
+        source_digest.cache_clear()  # of a process, in which nothing is edited
+        compared(machine, "quick copy", texts="my.txt")
+        return [name for name, *_ in machine.trained[made:]]
+
+    trained_again()
     edit(copy / "gpt" / "training" / "schedule.py", "$", "\n# edited\n")
-    source_digest.cache_clear()  # of a process, in which nothing is edited
-    compared(machine, "quick", "copy")
-    assert [name for name, *_ in machine.trained[made:]] == ["copy"] * 3
-
-
-def test_after_an_edit_of_the_text_all_is_run_anew(tmp_path):
-    machine = Pretended(noisy())
-    for _ in range(2):
-        compared(machine, "quick", *LR, texts="my.txt")
-    assert len(machine.trained) == 7
-    (tmp_path / "my.txt").write_text("an edited text", encoding="utf-8")
-    compared(machine, "quick", *LR, texts="my.txt")
-    assert len(machine.trained) == 14
+    assert trained_again() == ["copy"] * 3
+    (tmp_path / "my.txt").write_text("an edited text", "utf-8")
+    assert len(trained_again()) == 7
 
 
 @pytest.mark.parametrize("name", ["my.txt", "deep", "deep/*.txt"])
@@ -235,37 +182,21 @@ def test_an_edited_text_is_another_one(name, tmp_path):
     """The digest of a file, a folder and a pattern."""
     (tmp_path / "deep").mkdir()
     for file in (tmp_path / "my.txt", tmp_path / "deep" / "a.txt"):
-        file.write_text("one", encoding="utf-8")
+        file.write_text("one", "utf-8")
     before = Text.of(name).version
     assert before == Text.of(name).version != []
     for file in (tmp_path / "my.txt", tmp_path / "deep" / "a.txt"):
-        file.write_text("two, and more", encoding="utf-8")
+        file.write_text("two, and more", "utf-8")
     assert Text.of(name).version != before
     assert Text.of("python-docs").version == []
 
 
 def test_a_variant_that_diverges_is_said_to(capsys):
-    result = compared(
-        Pretended(lambda variant, *_: (2.0 if variant == "quick" else math.nan, 9)), "quick", *LR
-    )
+    result = compared(Pretended(lambda variant, *_: (2.0 if variant == "quick" else math.nan, 9)), LR)
     assert result["variants"][1]["same_steps"] is None
     assert "lr=3e-3 diverged" in capsys.readouterr().out
     with pytest.raises(InputError, match="the base diverged"):
-        compared(Pretended(lambda *_: (math.nan, 9)), "quick", *LR, name="other")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seeds": 1}, "seeds must be at least 2"),
-        ({"steps": 0}, "steps must be at least 2"),
-        ({"name": "../a"}, "plain folder name"),
-        ({"texts": "a.txt,b/../a.txt,a.txt"}, "names that differ"),
-    ],
-)
-def test_bad_values_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        compared(Pretended(noisy()), "quick", *LR, **arguments)
+        compared(Pretended(lambda *_: (math.nan, 9)), LR, name="other")
 
 
 def test_all_variants_hold_out_what_the_base_does():
@@ -275,21 +206,20 @@ def test_all_variants_hold_out_what_the_base_does():
     assert lora.options["data"]["batch_size"] == 3
 
 
-def test_a_variant_that_changes_nothing_is_told(monkeypatch, capsys):
-    machine = Pretended(noisy())
-    recipes_of(parse_variants(["quick", "lora"]), machine)
+def test_a_variant_that_changes_nothing_is_told(capsys):
+    whole = {"data": {**OPTIONS["data"], **dict.fromkeys(HELD_OUT)}}
+    alike = Pretended(noisy(), {"quick": {**whole, "words": []}, "lora": {**whole, "words": []}})
+    recipes_of(parse_variants(["quick", "lora"]), Pretended(noisy()))
     assert capsys.readouterr().err == ""
-    whole = {**OPTIONS, "data": {**OPTIONS["data"], **dict.fromkeys(HELD_OUT)}}
-    monkeypatch.setattr(machine, "options", lambda variant: dict(whole))
-    recipes_of(parse_variants(["quick", "lora"]), machine)
+    recipes_of(parse_variants(["quick", "lora"]), alike)
     assert "gpt compare: lora has the options and the source of quick" in capsys.readouterr().err
 
 
 def test_a_base_without_steps_needs_them():
-    endless = {"quick": {"trainer": {"max_steps": -1}}}
+    machine = Pretended(noisy(), {"quick": {"trainer": {"max_steps": -1}}})
     with pytest.raises(InputError, match="give --steps"):
-        compared(Pretended(noisy(), endless), "quick", *LR)
-    assert compared(Pretended(noisy(), endless), "quick", *LR, steps=8)["steps"] == 8
+        compared(machine, LR)
+    assert compared(machine, LR, steps=8)["steps"] == 8
 
 
 def test_two_processes_do_not_use_one_folder():
@@ -298,22 +228,18 @@ def test_two_processes_do_not_use_one_folder():
 
     def meets(training, folder, watch):
         with pytest.raises(InputError, match="in use by another process"):
-            compared(Pretended(noisy()), "quick", *LR)
+            compared(Pretended(noisy()), LR)
         train(training, folder, watch)
 
     machine.train = meets
-    compared(machine, "quick", *LR)
+    compared(machine, LR)
 
 
-def test_the_time_of_a_step_leaves_out_the_start_and_validations(tmp_path):
-    write_metrics(tmp_path, ["20,200,10,", "20,200,,2.0", "40,400,1000,", "60,600,500,"])
-    assert milliseconds_per_step(Metrics.read(tmp_path)) == pytest.approx((10 + 20) / 2)
-
-
-def test_the_time_of_a_step_leaves_out_moments_and_counts_a_slower_last_fifth(tmp_path):
+def test_the_time_of_a_step_leaves_out_start_moments_and_validations_and_counts_a_slower_last_fifth(tmp_path):
     milliseconds = [500, *[10, 10, 10] * 4, 30, 30, 30]
     milliseconds[5] = milliseconds[14] = 900  # the machine did something else
     rows = [f"{step},{10 * step},{1e4 / ms}," for step, ms in enumerate(milliseconds, 1)]
+    rows.insert(7, "7,70,,2.0")
     write_metrics(tmp_path, rows)
     assert milliseconds_per_step(Metrics.read(tmp_path)) == pytest.approx((4 * 10 + 30) / 5)
 
@@ -325,24 +251,27 @@ def test_nothing_is_said_of_the_same_time_where_times_scatter(capsys):
         bits, milliseconds = noisy(change=0.03)(variant, text, seed, steps)
         return bits, milliseconds * (2 if seed == 8 and variant == "quick" else 1)
 
-    compared(Pretended(reach), "quick", *LR)
+    compared(Pretended(reach), LR)
     out = capsys.readouterr().out
     assert "better by 3." in out and "in the same time: nothing can be said" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["quick"], "name two variants"),
-        (["quick", "nope.yaml"], "no such file"),
-        (["quick", "--model.optimizer.lrr", "1"], "did you mean --model.optimizer.lr?"),
-        (["quick", *LR, "--seeds", "many"], "--seeds"),
+        ("quick", "name two variants"),
+        ("quick nope.yaml", "no such file"),
+        ("quick --model.optimizer.lrr 1", "did you mean --model.optimizer.lr?"),
+        (f"{LR} --seeds many", "--seeds"),
+        (f"{LR} --seeds 1", "seeds must be at least 2"),
+        (f"{LR} --steps 0", "steps must be at least 2"),
+        (f"{LR} --name ../a", "plain folder name"),
+        (f"{LR} --texts a.txt,b/../a.txt,a.txt", "names that differ"),
     ],
 )
-def test_bad_input_is_one_line(arguments, message, capsys):
-    assert main(["compare", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1 and err.startswith("gpt compare: ")
+def test_bad_input_is_one_line(words, message, refusal):
+    error = refusal(f"compare {words}")
+    assert message in error and error.startswith("gpt compare: ")
     assert not Path("comparisons").exists()
 
 
@@ -373,9 +302,9 @@ def test_a_comparison_that_is_killed_goes_on_where_it_was(tmp_path):
     copy = copy_of_the_package(tmp_path / "copy")
     body = r"(def learning_rate_factor\(.*?\"\"\".*?\"\"\")"
     edit(copy / "gpt" / "training" / "schedule.py", body, r"\1\n    return 0.0")
-    Path("tiny.yaml").write_text(RECIPE, encoding="utf-8")
-    command = [sys.executable, "-m", "gpt", "compare", "tiny.yaml", "copy", "--texts", "text.txt"]
-    command += ["--seeds", "2", "--steps", "400", "--name", "here"]
+    Path("tiny.yaml").write_text(RECIPE, "utf-8")
+    words = "compare tiny.yaml copy --texts text.txt --seeds 2 --steps 400 --name here"
+    command = [sys.executable, "-m", "gpt", *words.split()]
     options = {"env": {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}}
     options |= {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
     runs = Path("comparisons/here/runs")
@@ -386,15 +315,15 @@ def test_a_comparison_that_is_killed_goes_on_where_it_was(tmp_path):
         process.communicate(timeout=120)
     assert process.returncode == 143
     (cut,) = runs.glob("copy-*.log")
-    assert "SIGTERM: stopped after step" in cut.read_text(encoding="utf-8")
+    assert "SIGTERM: stopped after step" in cut.read_text("utf-8")
     first = next(runs.glob("tiny-*/summary.json"))
     ended = first.stat().st_mtime_ns
     done = subprocess.run(command, **options, check=False)
     assert done.returncode == 0, done.stderr
     assert first.stat().st_mtime_ns == ended
-    assert re.search(r"resuming .*after step \d+", cut.read_text(encoding="utf-8"))
+    assert re.search(r"resuming .*after step \d+", cut.read_text("utf-8"))
     assert "copy beside tiny\n  in the same steps: worse by" in done.stdout
-    assert len(json.loads((runs.parent / "result.json").read_text(encoding="utf-8"))["runs"]) == 5
+    assert len(json.loads((runs.parent / "result.json").read_text("utf-8"))["runs"]) == 5
 
 
 def test_a_busy_machine_is_reported():

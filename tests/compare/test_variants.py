@@ -5,76 +5,59 @@ import pytest
 from gpt.compare.variants import OUR_SOURCE, parse_variants, slug
 from gpt.errors import InputError
 
-LR = ["--model.optimizer.lr", "3e-3"]
-QUICK = ["--config", "quick"]
+LR = "--model.optimizer.lr 3e-3"
+QUICK = "--config quick"
 
 
-def parsed(*words):
-    return [(variant.name, list(variant.words)) for variant in parse_variants(words)]
+def parsed(words):
+    """The name and the options of each variant."""
+    return [(variant.name, " ".join(variant.words)) for variant in parse_variants(words.split())]
 
 
-def test_options_are_a_change_of_the_base():
-    assert parsed("base.yaml", *LR) == [
-        ("base", ["--config", "base.yaml"]),
-        ("lr=3e-3", ["--config", "base.yaml", *LR]),
-    ]
-    without_a_base = [("quick", QUICK), ("lr=3e-3", [*QUICK, *LR])]
-    assert parsed(*LR) == parsed("vs", *LR) == without_a_base
-
-
-def test_words_are_variants():
-    variants = parsed("quick", "deep/other.yaml", "lora")
-    assert variants == [
-        ("quick", ["--config", "quick"]),
-        ("other", ["--config", "deep/other.yaml"]),
-        ("lora", ["--config", "lora"]),
-    ]
+def test_words_are_variants_and_options_a_change_of_the_base():
+    assert parsed("quick deep/other.yaml") == [("quick", QUICK), ("other", "--config deep/other.yaml")]
+    assert parsed(f"base.yaml {LR}")[1] == ("lr=3e-3", f"--config base.yaml {LR}")
+    without_a_base = [("quick", QUICK), ("lr=3e-3", f"{QUICK} {LR}")]
+    assert parsed(LR) == parsed(f"vs {LR}") == without_a_base
+    assert parsed("quick --trainer.devices -1")[1] == ("devices=-1", f"{QUICK} --trainer.devices -1")
 
 
 def test_vs_stands_between_variants_and_the_options_of_the_first_hold_for_all():
-    shared = ["--data.batch_size", "6"]
-    variants = parsed("quick", *shared, "vs", *LR, "vs", "other.yaml", "--model.compile", "vs", "--x=-1")
+    variants = parsed(f"quick --data.batch_size 6 vs {LR} vs other.yaml --model.compile vs --x=-1")
     assert variants == [
-        ("quick batch_size=6", ["--config", "quick", *shared]),
-        ("lr=3e-3", ["--config", "quick", *shared, *LR]),
-        ("other compile", ["--config", "other.yaml", *shared, "--model.compile"]),
-        ("x=-1", ["--config", "quick", *shared, "--x=-1"]),
+        ("quick batch_size=6", f"{QUICK} --data.batch_size 6"),
+        ("lr=3e-3", f"{QUICK} --data.batch_size 6 {LR}"),
+        ("other compile", "--config other.yaml --data.batch_size 6 --model.compile"),
+        ("x=-1", f"{QUICK} --data.batch_size 6 --x=-1"),
     ]
-
-
-def test_a_negative_value_is_a_value():
-    name, words = parsed("quick", "--trainer.devices", "-1")[1]
-    assert name == "devices=-1"
-    assert words[-2:] == ["--trainer.devices", "-1"]
 
 
 def test_a_folder_is_a_source_that_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "copy" / "gpt").mkdir(parents=True)
     (tmp_path / "copy" / "gpt" / "__init__.py").touch()
-    base, edited, changed = parse_variants(["quick", "vs", "copy", "vs", "./copy/", *LR])
+    words = f"quick vs copy vs ./copy/ {LR}"
+    base, edited, changed = parse_variants(words.split())
     assert base.source == OUR_SOURCE and (OUR_SOURCE / "gpt" / "cli.py").is_file()
     assert edited.source == changed.source == tmp_path / "copy"
-    assert edited.name == "copy" and edited.words == ("--config", "quick")
-    assert changed.name == "copy lr=3e-3" and changed.words == ("--config", "quick", *LR)
-    first, second = parse_variants(["copy", *LR])
-    assert first.source == second.source == tmp_path / "copy"
+    assert parsed(words)[1:] == [("copy", QUICK), ("copy lr=3e-3", f"{QUICK} {LR}")]
+    assert {variant.source for variant in parse_variants(f"copy {LR}".split())} == {tmp_path / "copy"}
 
 
 REFUSED = {
-    "no variant": ([], "two variants"),
-    "one variant": (["quick"], "two variants"),
-    "nothing after a vs": (["quick", "vs"], "nothing stands after a 'vs'"),
-    "options after two variants": (["quick", "lora", *LR], "quick vs lora"),
-    "two variants and a vs": (["quick", "lora", "vs", *LR], "quick vs lora"),
-    "one variant twice": (["quick", "quick"], "two variants are 'quick'"),
-    "a text": (["quick", "--data.corpus", "my.txt"], "--texts"),
-    "steps": (["quick", "--trainer.max_steps=5"], "--steps"),
-    "a seed": (["quick", "--seed_everything", "5"], "--first_seed"),
-    "another share held out": (["quick", "--data.val_fraction", "0.2"], "before the first 'vs'"),
-    "another template": (["quick", "vs", *LR, "--data.template.user", "x"], "before the first 'vs'"),
-    "a run to resume": (["quick", "--resume", "auto"], "the same command resumes"),
-    "a folder without a package": (["quick", "empty"], "has no gpt/__init__.py"),
+    "no variant": ("", "two variants"),
+    "one variant": ("quick", "two variants"),
+    "nothing after a vs": ("quick vs", "nothing stands after a 'vs'"),
+    "options after two variants": (f"quick lora {LR}", "quick vs lora"),
+    "two variants and a vs": (f"quick lora vs {LR}", "quick vs lora"),
+    "one variant twice": ("quick quick", "two variants are 'quick'"),
+    "a text": ("quick --data.corpus my.txt", "--texts"),
+    "steps": ("quick --trainer.max_steps=5", "--steps"),
+    "a seed": ("quick --seed_everything 5", "--first_seed"),
+    "another share held out": ("quick --data.val_fraction 0.2", "before the first 'vs'"),
+    "another template": (f"quick vs {LR} --data.template.user x", "before the first 'vs'"),
+    "a run to resume": ("quick --resume auto", "the same command resumes"),
+    "a folder without a package": ("quick empty", "has no gpt/__init__.py"),
 }
 
 
@@ -83,7 +66,7 @@ def test_what_compares_nothing_is_refused(words, message, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=message):
-        parse_variants(words)
+        parse_variants(words.split())
 
 
 def test_names_of_folders():

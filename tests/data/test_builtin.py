@@ -60,10 +60,10 @@ match names:
 def test_docstrings_stand_in_the_order_of_the_source(tmp_path):
     """Also of what is defined under a condition; other strings are none."""
     path = tmp_path / "module.py"
-    path.write_text(SOURCE, encoding="utf-8")
+    path.write_text(SOURCE, "utf-8")
     expected = ["One.", "Two.", "Three.", "Four.", "Five.", "Six.", "Seven.", "Eight."]
     assert builtin._docstrings(path).split("\n\n") == expected
-    path.write_text("def (", encoding="utf-8")
+    path.write_text("def (", "utf-8")
     assert builtin._docstrings(path) == ""
 
 

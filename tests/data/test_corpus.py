@@ -21,10 +21,8 @@ def test_text_files_are_documents_byte_for_byte(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL.GZ", "a.json", "a.csv", "a.tsv", "a.parquet"])
 def test_every_format_gives_the_same_documents(tmp_path, texts, name):
     assert documents(write_texts(tmp_path / name, texts)) == texts
-
-
-def test_a_json_file_may_hold_lines(tmp_path):
-    assert documents(write(tmp_path / "a.json", '{"text": "x"}\n{"text": "y"}')) == ["x", "y"]
+    lines = write_texts(tmp_path / "b.jsonl", texts)
+    assert documents(lines.rename(tmp_path / "lines.json")) == texts
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "marked as Windows does"])

@@ -41,13 +41,11 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch, name, message):
         find_corpus(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["mine", "mine/novel.txt", "*.csv", "python-docs", "owner/name", "s3://far/away"]
-)
-def test_a_name_is_looked_at_without_the_network(tmp_path, monkeypatch, name):
+def test_a_name_is_looked_at_without_the_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine" / "novel.txt", "text")
-    check_exists(name)
+    for name in ("mine", "mine/novel.txt", "*.csv", "python-docs", "owner/name", "s3://far/away"):
+        check_exists(name)
     with pytest.raises(InputError, match="no corpus 'mine/no such name'"):
         check_exists("mine/no such name")
 
@@ -110,7 +108,7 @@ def test_a_corpus_file_asks_the_hub_for_its_revision(hub, monkeypatch):
 @pytest.mark.parametrize("name", recipes())
 def test_corpus_files_describe_themselves_and_what_they_name_stays_what_it_is(name, monkeypatch):
     monkeypatch.setattr("gpt.data.find._download", lambda url, sha256: url)
-    recipe = yaml.safe_load(recipes()[name].read_text(encoding="utf-8"))
+    recipe = yaml.safe_load(recipes()[name].read_text("utf-8"))
     assert {"about", "source", "licence", "size", "corpus"} <= set(recipe)
     corpus = find_corpus(name)
     assert corpus.files
@@ -157,7 +155,8 @@ def test_corpus_files_that_are_none(tmp_path, text, message):
 
 
 def test_a_url_is_downloaded_once(tmp_path, far_files):
-    path = write(tmp_path / "a.txt.gz?download=1", gzip.compress(b"from afar\r\n"))
+    long = "\u4e2d" * 70
+    path = write(tmp_path / f"{long}.txt.gz?download=1", gzip.compress(b"from afar\r\n"))
     with pytest.raises(InputError, match=r"cannot read s3://.*nothing\.txt"):
         find_corpus(f"s3://{tmp_path}/nothing.txt")
     assert documents(f"s3://{path}") == ["from afar\r\n"]
@@ -191,8 +190,3 @@ def test_each_file_of_a_corpus_file_has_its_own_hash(tmp_path):
     write(tmp_path / "b.txt", "other")
     with pytest.raises(InputError, match=rf"^{files['b.txt']} has the SHA-256 .*expects {sha256('b.txt')}"):
         find_corpus(str(recipe))
-
-
-def test_the_name_of_a_url_may_be_long(tmp_path, far_files):
-    far = write(tmp_path / ("\u4e2d" * 82 + ".jsonl"), '{"text": "hello"}')
-    assert documents(f"s3://{far}") == ["hello"]

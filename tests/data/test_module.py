@@ -65,19 +65,6 @@ def test_a_resumed_run_sees_the_same_batches(novel, tmp_path, options):
         assert torch.equal(second.table.weight, whole.table.weight)
 
 
-def test_an_epoch_has_every_window_once_across_loader_iterations(novel):
-    data = data_of(novel, batch_size=5)
-    loader = data.train_dataloader()
-    windows = data.prepared.counts["train"].tokens // 16
-    assert windows % 5
-    rows = torch.cat([y for _ in range(5) for _, y in loader])
-    for epoch in rows.split(windows)[:4]:
-        assert len(epoch.unique(dim=0)) == windows
-    assert loader.state_dict() == {"windows": len(rows)}
-    loader.load_state_dict({"windows": 10})
-    assert torch.equal(next(iter(loader))[1], rows[10:15])
-
-
 def test_a_small_corpus_trains_or_both_lengths_are_named(tmp_path):
     path = str(write(tmp_path / "small.txt", "To be, or not to be, that is the question. " * 12))
     x, _ = next(iter(data_of(path, context_length=128, batch_size=12).train_dataloader()))

@@ -91,7 +91,7 @@ def test_prepared_data_is_found_again_until_something_changes(rows):
     assert prepared() == first == prepare(str(first), vocab_size=500)
     assert (first / META).stat().st_mtime_ns == stamp
     others = {prepared(vocab_size=501), prepared(val_fraction=0.2), prepared(most_bytes=10**9)}
-    rows.write_text(rows.read_text(encoding="utf-8").replace("the", "The", 1), encoding="utf-8")
+    rows.write_text(rows.read_text("utf-8").replace("the", "The", 1), "utf-8")
     others.add(prepared())
     assert len(others | {first}) == 5
 
@@ -171,7 +171,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
 
 def edit(folder: Path, *keys: str, **changes: object) -> None:
     """Change values of the folder's description."""
-    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    meta = json.loads((folder / META).read_text("utf-8"))
     target = meta
     for key in keys:
         target = target[key]

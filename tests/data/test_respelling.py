@@ -23,12 +23,6 @@ def respelling(share: float) -> Respelling:
     return Respelling(share, TOKENIZER.tokens, seed=3)
 
 
-def test_with_hardly_any_dropout_tokens_stay_and_with_all_of_it_only_bytes_are_left():
-    assert (respelling(1e-9)(ROWS, 0) == ROWS).all()
-    bytes_only = respelling(1.0)(ROWS, 0)
-    assert {len(TOKENIZER.tokens[token]) for token in bytes_only.ravel().tolist()} == {1}
-
-
 def by_the_paper(text: bytes, share: float, draw: random.Random) -> tuple[bytes, ...]:
     """Provilkov et al. 2020, algorithm 1: in each step, each merge is left out with a probability."""
     ranks = {token: rank for rank, token in enumerate(TOKENIZER.tokens)}
@@ -60,6 +54,10 @@ def test_words_are_spelled_as_often_in_each_way_as_by_the_paper():
 
 
 def test_the_text_stays_and_ends_earlier():
+    """With hardly any dropout the tokens stay, with all of it only bytes are left."""
+    assert (respelling(1e-9)(ROWS, 0) == ROWS).all()
+    bytes_only = respelling(1.0)(ROWS, 0)
+    assert {len(TOKENIZER.tokens[token]) for token in bytes_only.ravel().tolist()} == {1}
     respelled = respelling(0.2)(ROWS, 0)
     assert respelled.shape == ROWS.shape and respelled.dtype == ROWS.dtype
     assert (respelled != ROWS).any(axis=1).mean() > 0.9
@@ -77,7 +75,7 @@ def test_a_window_is_spelled_by_its_number_in_the_run_alone():
 @pytest.fixture
 def data_of(tmp_path):
     """Makes a data module of the text."""
-    (tmp_path / "text.txt").write_text(TEXT * 4, encoding="utf-8")
+    (tmp_path / "text.txt").write_text(TEXT * 4, "utf-8")
     options = {"vocab_size": 300, "context_length": 16, "vocabulary": "learn", "val_fraction": 0.2}
     return lambda share: TokenData(str(tmp_path / "text.txt"), **options, bpe_dropout=share)
 

@@ -76,13 +76,6 @@ def test_equal_documents_are_on_one_side(tmp_path):
     assert len(train | val) == 50
 
 
-@pytest.mark.parametrize("text", ["a few words of text", "a" * 200_000, "same line\n" * 5000, "\u9053" * 999])
-def test_short_and_repetitive_texts_have_both_parts(tmp_path, text):
-    pieces = divided(tmp_path / "a.txt", text).pieces()
-    assert text_of(pieces) == text
-    assert 0 < len(text_of(pieces, "val")) <= max(1, 0.11 * len(text))
-
-
 def test_an_example_is_whole_and_decided_by_its_prompt(tmp_path):
     rows = [{"prompt": f"{i % 40} " + "why? " * 300, "completion": prose(3000, i)} for i in range(80)]
     pieces = divide_corpus(find_corpus(str(write_rows(tmp_path / "a.jsonl", rows))), 0.2).pieces()

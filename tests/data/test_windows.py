@@ -8,15 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.data.shards import Stream
-from gpt.data.windows import (
-    IGNORE_INDEX,
-    EvalWindows,
-    Grid,
-    Packed,
-    TrainWindows,
-    make_batch,
-    permute,
-)
+from gpt.data.windows import IGNORE_INDEX, EvalWindows, Grid, Packed, TrainWindows, make_batch, permute
 
 EOT = 999
 
@@ -191,7 +183,3 @@ def test_document_ids_count_the_endoftext_tokens(tmp_path):
 def test_rows_cross_the_ends(stream, start):
     whole = [EOT, *range(997), *[0] * 13]
     assert stream.rows(np.array([start]), 12).tolist() == [whole[start : start + 13]]
-
-
-def test_a_text_of_one_window():
-    assert Grid(100, 100).count == Grid(100, 100, shift=True).count == 1

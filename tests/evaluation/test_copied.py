@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from tiny_runs import TEXT, fit
+from tiny_runs import TEXT, fit, gpt
 
 from gpt import Tokenizer
-from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied, training_text
@@ -78,7 +77,7 @@ def test_marks_stand_between_characters_and_the_line_counts_tokens():
 
 def trained_on(corpus: str) -> tuple[Path, Tokenizer, list[int]]:
     """A run, its tokenizer and the ids of its text."""
-    assert fit("--trainer.max_steps", "1", "--run", "mine", "--data.corpus", corpus) == 0
+    assert fit(f"--trainer.max_steps 1 --run mine --data.corpus {corpus}") == 0
     folder = Path("runs/mine").absolute()
     tokenizer = load(folder)[1]
     return folder, tokenizer, training_text(folder, tokenizer).tolist()
@@ -94,7 +93,7 @@ def test_the_text_of_a_run_is_what_it_was_trained_on(workplace):
 
 def test_the_text_of_examples_is_their_prompts_and_completions(workplace):
     rows = [f'{{"prompt": "say {k}", "completion": "it is number {k}"}}\n' for k in range(50)]
-    (workplace / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
+    (workplace / "rows.jsonl").write_text("".join(rows), "utf-8")
     _, tokenizer, ids = trained_on("rows.jsonl")
     text = tokenizer.decode(ids)
     assert "### Instruction:\nsay " in text and "it is number 7" in text
@@ -113,12 +112,12 @@ def name_corpus(run: Path, corpus: str) -> None:
     """What its config.yaml says that it was trained on."""
     options = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
     options["data"]["corpus"] = corpus
-    (run / "config.yaml").write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
+    (run / "config.yaml").write_text(yaml.safe_dump(options, sort_keys=False), "utf-8")
 
 
 def test_nothing_that_a_strangers_run_names_is_read(run, workplace, monkeypatch, capsys):
     folder, tokenizer, _ = run
-    (workplace / "private.txt").write_text("my secret", encoding="utf-8")
+    (workplace / "private.txt").write_text("my secret", "utf-8")
     prepare("private.txt", "prepared", vocab_size=300)
     opened, watching = [], True
 
@@ -139,7 +138,7 @@ def test_nothing_that_a_strangers_run_names_is_read(run, workplace, monkeypatch,
 def test_the_text_of_a_run_is_at_hand_once_it_is_prepared_again(run, workplace):
     folder, tokenizer, ids = run
     name_corpus(folder, "http://127.0.0.1:9/x.txt")
-    assert main(["validate", "--ckpt_path", str(folder), "--data.corpus", "text.txt"]) == 0
+    assert gpt("validate runs/mine --data.corpus text.txt") == 0
     (workplace / "text.txt").unlink()
     assert training_text(folder, tokenizer).tolist() == ids
 

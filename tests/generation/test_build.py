@@ -90,7 +90,7 @@ def test_two_processes_with_one_number_do_not_write_one_file(cache, compiler, tm
     for _ in range(2):
         build.build()
         build.program_path().unlink()
-    first, second = (tmp_path / "names").read_text(encoding="utf-8").split()
+    first, second = (tmp_path / "names").read_text("utf-8").split()
     assert first != second and str(cache) not in first
 
 
@@ -129,7 +129,7 @@ def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, tmp_path):
     with pytest.raises(InputError, match="timed out after 1"):
         build.build(seconds=1.0)
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
+        os.kill(int((tmp_path / "pid").read_text("utf-8")), 0)
 
 
 @pytest.mark.parametrize("command", ["/no/such/compiler", "false"])

@@ -49,14 +49,6 @@ def test_every_prefix_of_a_memorised_sentence_is_continued_by_its_rest(size):
     assert texts == [SENTENCE.removeprefix(prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize("prompt", ["We'll see the ", "We'll see the", "We'll see the func"])
-def test_what_is_typed_ends_as_the_text_would_with_a_space_or_without(learned, prompt):
-    """`--prompt 'the '`, whose last token would be a space that training never saw there."""
-    model, tokenizer = learned
-    pieces = stream_samples(model, tokenizer, prompt, max_new_tokens=300, sampling=GREEDY)
-    assert prompt + "".join(text for _, text in pieces) == SENTENCE
-
-
 def test_each_way_is_as_likely_as_the_model_finds_its_tokens():
     """The shares of samples against the model's probabilities of all ways."""
     tokenizer = vocabulary(2048)

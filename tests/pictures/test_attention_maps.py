@@ -1,7 +1,5 @@
 """`gpt attention`: the weights that it reads from a model, and its pictures."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -31,7 +29,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> tuple[GPT, Tokenizer]:
     return pair
 
 
-def test_captured_weights_are_those_of_each_layer_and_change_nothing(loaded) -> None:
+def test_captured_weights_are_those_of_each_layer_and_change_nothing(loaded):
     model, _ = loaded
     tokens = torch.randint(0, 300, (2, 7))
     with torch.no_grad():
@@ -47,7 +45,7 @@ def test_captured_weights_are_those_of_each_layer_and_change_nothing(loaded) -> 
     assert len(captured) == 2
 
 
-def test_attention_weights_has_a_label_for_each_token(loaded) -> None:
+def test_attention_weights_has_a_label_for_each_token(loaded):
     weights, labels = attention_weights(*loaded, TEXT)
     length = len(loaded[1].encode(TEXT))
     assert weights.shape == (2, 3, length, length)
@@ -57,7 +55,7 @@ def test_attention_weights_has_a_label_for_each_token(loaded) -> None:
     assert "".join(labels) == TEXT.replace(" ", "·")
 
 
-def test_cells_are_drawn_from_the_weights() -> None:
+def test_cells_are_drawn_from_the_weights():
     """Only cells that are later and zero are masked: a mask that leaks stays visible."""
     leaking = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
     drawn = heat_map(leaking, list("abc"), "leaks").axes[0].images[0].get_array()
@@ -65,7 +63,7 @@ def test_cells_are_drawn_from_the_weights() -> None:
 
 
 @pytest.mark.parametrize(("length", "shown"), [(4, True), (13, False)])
-def test_the_overview_names_few_tokens_at_its_edges(length: int, shown: bool) -> None:
+def test_the_overview_names_few_tokens_at_its_edges(length, shown):
     labels = [f"t{n}" for n in range(length)]
     maps = np.broadcast_to(np.eye(length, dtype=np.float32), (2, 3, length, length))
     figure = overview(maps, labels, "two layers")
@@ -77,7 +75,7 @@ def test_the_overview_names_few_tokens_at_its_edges(length: int, shown: bool) ->
     assert not left.xaxis.get_tick_params()["labelbottom"]
 
 
-def test_the_command_writes_a_map_for_each_head(loaded, tmp_path: Path) -> None:
+def test_the_command_writes_a_map_for_each_head(loaded, tmp_path):
     output = tmp_path / "maps"
     attention_maps("run", TEXT, output)
     names = [f"layer-0{i}-head-0{j}.png" for i in range(2) for j in range(3)]
@@ -91,7 +89,7 @@ def test_the_command_writes_a_map_for_each_head(loaded, tmp_path: Path) -> None:
         ({"text": "word " * 41}, "more than the context_length 40"),
     ],
 )
-def test_bad_input_writes_nothing(loaded, tmp_path: Path, changes: dict[str, str], message: str) -> None:
+def test_bad_input_writes_nothing(loaded, tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         attention_maps(**{"text": TEXT, "output": tmp_path / "maps", **changes})
     assert not (tmp_path / "maps").exists()

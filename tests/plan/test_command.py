@@ -81,18 +81,6 @@ def test_plan_and_fit_choose_the_same(place, capsys):
     assert cells[5:8] == [str(n) for n in (config.vocab_size, config.context_length, options.data.batch_size)]
 
 
-def test_a_text_is_as_large_as_what_its_run_reads(place):
-    """With the part that is held out, of a whole text and of one of which a part is read."""
-    for most in (1 << 30, 100_000):
-        measured = measure(divide_corpus(find_corpus("text.txt"), most_bytes=most))
-        options = {"vocabulary": "learn", "vocab_size": 300, "most_bytes": measured.most_bytes}
-        run = Prepared(prepare("text.txt", **options))
-        sizes = [run.counts[split].bytes for split in SPLITS]
-        assert measured.most_bytes == (None if most > 300_000 else most)
-        assert measured.size == sum(sizes)
-        assert measured.val_fraction == pytest.approx(sizes[1] / sum(sizes), abs=1e-6)
-
-
 @pytest.mark.parametrize(("size", "most"), [(300_000, 1 << 30), (3_000_000, 1 << 21)])
 def test_a_plan_reads_of_each_file_the_share_that_its_run_reads(size, most, place, capsys):
     """All of a text, and a fifth of another of the same size: they are told apart by their digits."""

@@ -15,9 +15,9 @@ import pytest
 def test_a_run_ends_within_the_minutes_that_it_asks_for(tmp_path):
     draw = random.Random(0)
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 8))) for _ in range(500)]
-    (tmp_path / "text.txt").write_text(" ".join(draw.choices(words, k=10_000)), encoding="utf-8")
-    command = [sys.executable, "-m", "gpt.cli", "fit", "text.txt", "--trainer.accelerator", "cpu"]
-    command += ["--model.config.emb_dim", "32", "--model.config.num_layers", "1", "--run", "r"]
+    (tmp_path / "text.txt").write_text(" ".join(draw.choices(words, k=10_000)), "utf-8")
+    small = "--model.config.emb_dim 32 --model.config.num_layers 1 --trainer.accelerator cpu"
+    command = [sys.executable, "-m", "gpt", *f"fit text.txt {small} --run r".split()]
 
     def fit(minutes: float) -> "subprocess.CompletedProcess[str]":
         environment = {**os.environ, "GPT_CACHE": str(tmp_path / f"cache-{minutes}")}

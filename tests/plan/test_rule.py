@@ -1,5 +1,7 @@
 """The rule of plans: its table, the options that it keeps, and what has no plan."""
 
+from dataclasses import asdict
+
 import pytest
 import yaml
 from processes import ROOT
@@ -19,109 +21,85 @@ def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE,
     return choose(text, machine, seconds, Given(**given))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shape", "context", "windows"),
-    [
-        (3, (64, 1), 128, 12),
-        (100, (128, 2), 128, 24),
-        (600, (192, 3), 128, 24),
-        (3600, (256, 4), 128, 48),
-        (36_000, (384, 6), 256, 96),
-    ],
-)
-def test_more_compute_buys_wider_and_deeper_models_longer_windows_and_larger_batches(
-    seconds, shape, context, windows
-):
-    result = plan(Text(size=10**9, val_fraction=1e-4), seconds).shape
-    assert (result.emb_dim, result.num_layers) == shape
-    assert (result.context_length, result.batch_size) == (context, windows)
+def sized(size: int, val_fraction: float = 0.1, packed: float = 1.0) -> Text:
+    """A text of so many bytes."""
+    return Text(size=size, val_fraction=val_fraction, packed=packed)
 
 
-@pytest.mark.parametrize(
-    ("size", "ids"),
-    [(1_000, 512), (255_000, 512), (257_000, 1024), (10**7, 8192)],
-)
-def test_a_vocabulary_has_225_bytes_of_text_for_each_id(size, ids):
-    """A tenth is held out."""
-    assert plan(Text(size=size, val_fraction=0.1)).shape.vocab_size == ids
+def windows(context_length: int, batch_size: int) -> dict[str, float]:
+    return {"context_length": context_length, "batch_size": batch_size}
 
 
-@pytest.mark.parametrize(
-    ("size", "bpe_dropout", "dropout"),
-    [
-        (10**7, 0.0, 0.0),
-        (2_000_000, 0.0, 0.0),
-        (1_000_000, 0.05, 0.05),
-        (400_000, 0.05, 0.1),
-        (50_000, 0.05, 0.2),
-    ],
-)
-def test_what_is_read_often_is_not_learned_by_heart(size, bpe_dropout, dropout):
-    result = plan(Text(size=size, val_fraction=0.1))
-    assert (result.bpe_dropout, result.dropout) == (bpe_dropout, dropout)
-    config = result.options()
-    assert (config["data"]["bpe_dropout"], config["model"]["config"]["dropout"]) == (bpe_dropout, dropout)
-    assert config["model"]["config"]["window_dropout"] == (dropout > 0)
-    assert (f"dropout {dropout}, " in str(result)) == bool(dropout)
+def shape(emb_dim: int, num_layers: int) -> dict[str, float]:
+    return {"emb_dim": emb_dim, "num_layers": num_layers}
 
 
-@pytest.mark.parametrize(
-    ("text", "width"),
-    [
-        pytest.param(Text(size=200_000, val_fraction=0.1), 128, id="read often"),
-        pytest.param(Text(size=200_000, val_fraction=0.1, packed=0.1), 96, id="records, read often"),
-        pytest.param(Text(size=1_000_000, val_fraction=0.1), 96, id="read ten times"),
-    ],
-)
-def test_a_text_that_is_read_often_gets_a_larger_model(text, width):
-    assert plan(text, seconds=55).shape.emb_dim == width
+ENDLESS = sized(10**9, 1e-4)
+NO_DROPOUT = {"bpe_dropout": 0.0, "dropout": 0.0}
+CHOICES = {
+    # More compute buys wider and deeper models, longer windows and larger batches.
+    "3 s": (ENDLESS, 3, shape(64, 1) | windows(128, 12)),
+    "100 s": (ENDLESS, 100, shape(128, 2) | windows(128, 24)),
+    "10 minutes": (ENDLESS, 600, shape(192, 3) | windows(128, 24)),
+    "an hour": (ENDLESS, 3600, shape(256, 4) | windows(128, 48)),
+    "10 hours": (ENDLESS, 36_000, shape(384, 6) | windows(256, 96)),
+    # A vocabulary has 225 bytes of text for each id, of which a tenth is held out.
+    "1 KB": (sized(1_000), USUAL, {"vocab_size": 512}),
+    "255 KB": (sized(255_000), USUAL, {"vocab_size": 512}),
+    "257 KB": (sized(257_000), USUAL, {"vocab_size": 1024}),
+    "10 MB": (sized(10**7), USUAL, {"vocab_size": 8192} | NO_DROPOUT),
+    # A text that is read often is read with dropout, so that it is not memorised.
+    "2 MB": (sized(2_000_000), USUAL, NO_DROPOUT),
+    "1 MB": (sized(1_000_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.05}),
+    "50 KB": (sized(50_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.2}),
+    # Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128. Prose is read again.
+    "400 KB": (
+        sized(400_000, packed=0.3),
+        USUAL,
+        {"bpe_dropout": 0.05, "dropout": 0.1} | windows(64, 24),
+    ),
+    "400 KB of records": (sized(400_000, packed=0.11), USUAL, NO_DROPOUT | windows(128, 24)),
+    # A text that is read often gets a larger model.
+    "read often": (sized(200_000), 55, {"emb_dim": 128}),
+    "records, read often": (sized(200_000, packed=0.1), 55, {"emb_dim": 96}),
+    "read ten times": (sized(1_000_000), 55, {"emb_dim": 96}),
+    # The Bible, 4 MB, was 1.1 % better with 24 windows of 128 than with 48 of 64.
+    "2.4 MB": (sized(2_400_000, 0.05), 40, windows(64, 48)),
+    "3 MB": (sized(3_000_000, 0.05), 40, windows(128, 24)),
+    # Three megabytes of novels were 0.7 % worse with half of them in a minute, 0.9 % better in ten.
+    "two epochs": (sized(3_000_000, 0.05), 60, windows(128, 24)),
+    "nine epochs": (sized(3_000_000, 0.05), 600, windows(128, 12)),
+    "nine epochs of records": (sized(3_000_000, 0.05, packed=0.1), 600, windows(128, 24)),
+}
 
 
-def test_a_text_of_records_has_longer_windows_and_no_dropout():
-    """Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128."""
-    logs = plan(Text(size=400_000, val_fraction=0.1, packed=0.11))
-    prose = plan(Text(size=400_000, val_fraction=0.1, packed=0.3))
-    assert (logs.bpe_dropout, logs.dropout, logs.shape.context_length) == (0.0, 0.0, 128)
-    assert (prose.bpe_dropout, prose.dropout, prose.shape.context_length) == (0.05, 0.1, 64)
-    assert logs.shape.batch_size == prose.shape.batch_size == 24  # prose is read again
-
-
-@pytest.mark.parametrize(("size", "context"), [(2_400_000, 64), (3_000_000, 128)])
-def test_a_long_text_has_longer_windows(size, context):
-    """The Bible, 4 MB, was 1.1 % better with 24 windows of 128 than with 48 of 64."""
-    shape = plan(Text(size=size, val_fraction=0.05), seconds=40).shape
-    assert (shape.context_length, shape.tokens) == (context, 3072)
-
-
-@pytest.mark.parametrize(
-    ("size", "packed", "seconds", "windows"),
-    [
-        pytest.param(3_000_000, 1.0, 60, 24, id="two epochs"),
-        pytest.param(3_000_000, 1.0, 600, 12, id="nine epochs"),
-        pytest.param(3_000_000, 0.1, 600, 24, id="nine epochs of records"),
-    ],
-)
-def test_a_text_that_is_read_again_has_half_as_many_windows_in_a_batch(size, packed, seconds, windows):
-    """Three megabytes of novels were 0.7 % worse with half of them in a minute, 0.9 % better in ten."""
-    shape = plan(Text(size=size, val_fraction=0.05, packed=packed), seconds).shape
-    assert (shape.context_length, shape.batch_size) == (128, windows)
+@pytest.mark.parametrize(("text", "seconds", "expected"), CHOICES.values(), ids=CHOICES)
+def test_text_and_time_decide(text, seconds, expected):
+    result = plan(text, seconds)
+    values = {**asdict(result.shape), "bpe_dropout": result.bpe_dropout, "dropout": result.dropout}
+    assert {name: values[name] for name in expected} == expected
+    options = result.options()
+    assert options["data"]["bpe_dropout"] == result.bpe_dropout
+    assert options["model"]["config"]["dropout"] == result.dropout
+    assert options["model"]["config"]["window_dropout"] == (result.dropout > 0)
+    assert (f"dropout {result.dropout}, " in str(result)) == bool(result.dropout)
 
 
 def test_a_short_text_is_read_sixty_times_before_its_result_decides():
-    result = plan(Text(size=20_000, val_fraction=0.1))
+    result = plan(sized(20_000))
     assert result.epochs == pytest.approx(60, rel=0.01)
     assert not result.is_whole and "and longer while the held-out loss falls" in str(result)
     assert result.shape.blocks + result.shape.table <= 5 * 18_000
     assert result.shape.tokens <= 18_000 / 1.9 / 16 + 64
-    longer = plan(Text(size=20_000, val_fraction=0.1), 100 * USUAL)
+    longer = plan(sized(20_000), 100 * USUAL)
     assert (longer.shape.emb_dim, longer.epochs) == (result.shape.emb_dim, pytest.approx(60, rel=0.01))
-    assert plan(Text(size=20_000, val_fraction=0.0)).is_whole  # nothing could decide
+    assert plan(sized(20_000, 0.0)).is_whole  # nothing could decide
 
 
 @pytest.mark.parametrize(("seconds", "size"), [(30, 10**6), (100, 200_000), (600, 10**7)])
 def test_the_steps_take_the_time(seconds, size):
     """At the machine's speed, with the validations and the slower updates at the end."""
-    result = plan(Text(size=size, val_fraction=0.05), seconds)
+    result = plan(sized(size, 0.05), seconds)
     early = result.shape.operations(8) / CORE.speed
     training = result.steps * early * (1 + LATE * (result.slower - 1))
     assert result.is_whole and 2 <= result.validations <= 10 and result.slower > 1.0
@@ -176,7 +154,7 @@ def test_what_cannot_be_planned_is_said_in_a_line(more, line):
 
 def test_wide_models_on_a_gpu_have_the_rates_of_gpt2():
     recipe = yaml.safe_load((ROOT / "configs" / "gpt2-small.yaml").read_text("utf-8"))["model"]["optimizer"]
-    text = Text(size=10**9, val_fraction=0.003)
+    text = sized(10**9, 0.003)
     result = plan(text, 28_000, GPU)
     assert result.shape.emb_dim >= 768
     assert (result.shape.vocab_size, result.shape.context_length) == (32_768, 1024)
@@ -185,18 +163,18 @@ def test_wide_models_on_a_gpu_have_the_rates_of_gpt2():
     assert options["model"]["optimizer"]["lr"] <= recipe["lr"]
     assert options["model"]["optimizer"]["rest_lr"] <= recipe["rest_lr"]
     assert options["model"]["compile"] and not plan(text, 300, GPU).compile and not plan(text, 3600).compile
-    often = plan(Text(size=10**6, val_fraction=0.1), 300, GPU)  # BPE-dropout is one thread of the CPU
+    often = plan(sized(10**6), 300, GPU)  # BPE-dropout is one thread of the CPU
     assert (often.bpe_dropout, often.dropout, often.machine.sampled_softmax) == (0.0, 0.2, 1)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shape"), [(6, (64, 1)), (120, (128, 2)), (600, (192, 3)), (10**6, (256, 4))]
+    ("seconds", "expected"), [(6, (64, 1)), (120, (128, 2)), (600, (192, 3)), (10**6, (256, 4))]
 )
-def test_the_shape_that_is_timed_is_that_of_a_usual_core(seconds, shape, monkeypatch):
+def test_the_shape_that_is_timed_is_that_of_a_usual_core(seconds, expected, monkeypatch):
     """But no larger than a timing of a second can be, whatever the time."""
     monkeypatch.setattr("gpt.plan.rule.cores", lambda: 1)
     timed = timed_shape(seconds)
-    assert (timed.emb_dim, timed.num_layers) == shape
+    assert (timed.emb_dim, timed.num_layers) == expected
     assert timed.tokens == 3072
 
 

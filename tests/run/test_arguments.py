@@ -58,7 +58,7 @@ def options_of(command: str) -> Options:
 
 def test_a_config_is_a_file_or_one_of_the_package(workplace, refusal):
     assert options_of("--config tinyshakespeare").model.config.emb_dim == 128
-    Path("tinyshakespeare").write_text("run: mine\n", encoding="utf-8")  # a file comes first
+    Path("tinyshakespeare").write_text("run: mine\n", "utf-8")  # a file comes first
     assert options_of("--config tinyshakespeare").run == "mine"
     error = refusal("fit --config nowhere.yaml")
     assert "--config nowhere.yaml: no such file, nor one of" in error and "sweep, tinyshakespeare" in error
@@ -66,8 +66,8 @@ def test_a_config_is_a_file_or_one_of_the_package(workplace, refusal):
 
 
 def test_the_last_of_several_sources_counts(workplace):
-    Path("a.yaml").write_text("trainer: {max_steps: 5, max_epochs: 7}\nlog_every: 3\n", encoding="utf-8")
-    Path("b.yaml").write_text("trainer: {max_steps: 6}\n", encoding="utf-8")
+    Path("a.yaml").write_text("trainer: {max_steps: 5, max_epochs: 7}\nlog_every: 3\n", "utf-8")
+    Path("b.yaml").write_text("trainer: {max_steps: 6}\n", "utf-8")
     options = options_of("--log_every 9 --config a.yaml --config b.yaml")
     assert (options.trainer.max_steps, options.trainer.max_epochs, options.log_every) == (6, 7, 9)
     assert options.model.config.emb_dim == 768  # a file takes the recipe's place
@@ -82,7 +82,7 @@ def test_print_config_is_a_file_for_config(workplace, capsys):
     Path("my.txt").touch()
     command = "my.txt --trainer.max_steps 7 --model.optimizer.betas [0.8,0.9] --run 2024"
     assert gpt(f"fit {command} --print_config") == 0
-    Path("printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    Path("printed.yaml").write_text(capsys.readouterr().out, "utf-8")
     printed = options_of("--config printed.yaml")
     assert printed == options_of(command)
     assert (printed.run, printed.model.optimizer.betas) == ("2024", (0.8, 0.9))

@@ -36,7 +36,7 @@ def test_another_text_begins_the_best_again(workplace, capsys):
     assert fit(f"{RUN} --model.optimizer.lr 0.05 --model.optimizer.warmup_steps 0") == 0
     before = best()
     harder = "".join(f"{number * 7919 % 10007} " for number in range(4000))
-    (workplace / "other.txt").write_text(harder, encoding="utf-8")
+    (workplace / "other.txt").write_text(harder, "utf-8")
     more = "--data.corpus other.txt --trainer.max_steps 6 --model.optimizer.lr 0"
     assert gpt(f"fit --resume runs/r {more}") == 0
     assert "the text is not the one that this run was trained on" in capsys.readouterr().err
@@ -52,12 +52,3 @@ def test_a_run_that_has_no_best_takes_another_text(workplace):
     more = "--data.corpus other.txt --trainer.max_steps 6 --data.val_fraction 0.1"
     assert gpt(f"fit --resume runs/r {more}") == 0
     assert best()[0] == 6
-
-
-def test_a_best_that_a_kill_left_without_its_name_is_named(workplace):
-    assert fit(RUN) == 0
-    before = best()
-    (CHECKPOINTS / "best.safetensors").unlink()
-    more = "--trainer.max_steps 6 --model.optimizer.lr 0 --model.optimizer.rest_lr 0"  # the loss stays
-    assert gpt(f"fit --resume runs/r {more}") == 0
-    assert best() == before

@@ -103,7 +103,7 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(launch):
 def test_two_processes_weigh_what_they_score_as_one_does(launch, workplace):
     """Completions of 1 to 10 tokens: the mean of an update is over its scored tokens, whoever has them."""
     lines = [json.dumps({"prompt": "fox", "completion": " fox" * (1 + k * k % 10)}) for k in range(200)]
-    (workplace / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (workplace / "pairs.jsonl").write_text("\n".join(lines), "utf-8")
     command = f"{PLAIN} --data.corpus pairs.jsonl --data.val_fraction 0.2 --model.optimizer.name adamw"
     launch(f"{command} --data.batch_size 8 --trainer.devices 1 --run one", processes=1)
     launch(f"{command} --data.batch_size 4 --trainer.devices 2 --run two")

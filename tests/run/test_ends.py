@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import checkpoint, fit, gpt, result, rows, summary
+from tiny_runs import COMMAND, checkpoint, fit, gpt, result, rows, summary
 
 from gpt.training import compilation
 from gpt.training.module import LanguageModel
@@ -24,50 +24,60 @@ def validated_steps(run: str) -> list[int]:
     return [int(row["step"]) for row in rows(run) if row["val_loss"]]
 
 
+LENGTHS = {
+    "a batch is an update": ("--trainer.max_steps 4 --data.batch_size 10", 4, 160, [2, 4], "max_steps 4"),
+    "4 batches of 5 windows": (
+        "--trainer.max_steps 4 --data.batch_size 5 --data.tokens_per_update 320",
+        4,
+        320,
+        [2, 4],
+        "max_steps 4",
+    ),
+    "10 batches of 2, the largest that divides 20 windows; the last step is validated": (
+        "--trainer.max_steps 5 --data.batch_size 3 --data.tokens_per_update 320",
+        5,
+        320,
+        [2, 4, 5],
+        "max_steps 5",
+    ),
+    "the text has 652 windows, an update 100": (
+        f"{NO_STEPS} --trainer.max_epochs 1 --data.batch_size 5 --data.tokens_per_update 1600",
+        7,
+        1600,
+        [2, 4, 6, 7],
+        "max_epochs 1 of 7 steps",
+    ),
+    "the first of two limits": (
+        "--trainer.max_steps 5 --trainer.max_epochs 2 --data.batch_size 5 --data.tokens_per_update 1600",
+        5,
+        1600,
+        [2, 4, 5],
+        "max_steps 5",
+    ),
+    "an update takes an eighth of a second": (
+        f"{NO_STEPS} --trainer.max_time 1s --data.batch_size 20",
+        8,
+        320,
+        [2, 4, 6, 8],
+        "max_time 0:00:01",
+    ),
+    "steps before time": (
+        "--trainer.max_steps 6 --trainer.max_time 1s --data.batch_size 20",
+        6,
+        320,
+        [2, 4, 6],
+        "max_steps 6",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("options", "updates", "tokens", "validated", "reason"),
-    [
-        pytest.param(
-            "--trainer.max_steps 4 --data.batch_size 10",
-            *(4, 4 * 10 * 16, [2, 4], "max_steps 4"),
-            id="a batch is an update",
-        ),
-        pytest.param(
-            "--trainer.max_steps 4 --data.batch_size 5 --data.tokens_per_update 320",
-            *(4, 1280, [2, 4], "max_steps 4"),
-            id="4 batches of 5 windows",
-        ),
-        pytest.param(
-            "--trainer.max_steps 5 --data.batch_size 3 --data.tokens_per_update 320",
-            *(5, 1600, [2, 4, 5], "max_steps 5"),
-            id="10 batches of 2, the largest that divides 20 windows; the last is validated",
-        ),
-        pytest.param(
-            f"{NO_STEPS} --trainer.max_epochs 1 --data.batch_size 5 --data.tokens_per_update 1600",
-            *(7, 7 * 1600, [2, 4, 6, 7], "max_epochs 1 of 7 steps"),
-            id="the text has 652 windows, an update 100",
-        ),
-        pytest.param(
-            "--trainer.max_steps 5 --trainer.max_epochs 2 --data.batch_size 5 --data.tokens_per_update 1600",
-            *(5, 5 * 1600, [2, 4, 5], "max_steps 5"),
-            id="the first of two limits",
-        ),
-        pytest.param(
-            f"{NO_STEPS} --trainer.max_time 1s --data.batch_size 20",
-            *(8, 8 * 320, [2, 4, 6, 8], "max_time 0:00:01"),
-            id="an update takes an eighth of a second",
-        ),
-        pytest.param(
-            "--trainer.max_steps 6 --trainer.max_time 1s --data.batch_size 20",
-            *(6, 6 * 320, [2, 4, 6], "max_steps 6"),
-            id="steps before time",
-        ),
-    ],
+    ("options", "updates", "tokens", "validated", "reason"), LENGTHS.values(), ids=LENGTHS
 )
 def test_a_run_is_as_long_as_its_options_say(
     options, updates, tokens, validated, reason, workplace, clock, capsys
 ):
-    """On two processes: `test_tokens_per_update_make_the_same_run_on_any_number_of_processes`."""
+    """With so many tokens an update. Two processes: test_distributed.py."""
     used = clock()
     intervals = "--trainer.accumulate_grad_batches 1 --trainer.val_check_interval 2"
     assert fit(LINEAR, "--model.optimizer.warmup_steps 2", intervals, options) == 0
@@ -77,7 +87,7 @@ def test_a_run_is_as_long_as_its_options_say(
     assert f"ended after step {updates}: {reason}" in err
     trained = [row for row in rows("r") if row["train_loss"]]
     assert [int(row["step"]) for row in trained] == list(range(1, updates + 1))
-    assert int(float(trained[-1]["tokens"])) == tokens
+    assert int(float(trained[-1]["tokens"])) == updates * tokens
     assert validated_steps("r") == validated
     rates = [float(row["learning_rate"]) for row in trained]
     assert rates == pytest.approx(used)
@@ -97,9 +107,8 @@ def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, cl
     assert used[2:] == line(2, 16)
 
 
-def test_a_run_without_a_limit_is_refused(workplace, capsys):
-    assert fit(NO_STEPS) == 2
-    assert "the run needs an end: give --trainer.max_steps" in capsys.readouterr().err
+def test_a_run_without_a_limit_is_refused(workplace, refusal):
+    assert "the run needs an end: give --trainer.max_steps" in refusal(f"{COMMAND} {NO_STEPS}")
     assert not Path("runs").exists()
 
 

@@ -35,22 +35,27 @@ def test_a_run_leaves_what_the_readme_says(run):
     assert files >= set(FILES.split())
     assert not [name for name in files if name.endswith(".tmp")]
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert (run / "samples.txt").read_text(encoding="utf-8").count("--- step") == 4
+    assert (run / "samples.txt").read_text("utf-8").count("--- step") == 4
 
 
-def test_the_summary_is_complete_and_true(run):
+def test_the_summary_and_the_checkpoints_are_complete_and_true(run):
     figures = summary(run)
     assert set(figures) == set(FIGURES.split())
     assert (figures["steps"], figures["tokens"], figures["device"]) == (65, 65 * 8 * 16, "cpu")
-    assert figures["parameters"] == load(run)[0].num_parameters()
-    best = checkpoint(run, "best").run
-    assert (figures["best_step"], figures["best_loss"]) == (best.step, best.best_loss)
     assert figures["train_seconds"] > 0
+    assert checkpoint(run).run.step == 65
+    losses = {int(row["step"]): float(row["val_loss"]) for row in rows(run) if row["val_loss"]}
+    best = checkpoint(run, "best")
+    assert best.run.step == min(losses, key=losses.get)
+    assert (figures["best_step"], figures["best_loss"]) == (best.run.step, best.run.best_loss)
+    model, _ = load(run)  # a run's model is its best
+    assert figures["parameters"] == model.num_parameters()
+    assert torch.equal(model.final_norm.weight, best.weights["final_norm.weight"])
 
 
 def test_held_out_loss_and_bits_per_byte_are_those_of_the_text(run):
     """Against one pass over the validation tokens, window by window, written out here."""
-    fraction = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["data"]["val_fraction"]
+    fraction = yaml.safe_load((run / "config.yaml").read_text("utf-8"))["data"]["val_fraction"]
     prepared = Prepared(prepare(str(run.parents[1] / "text.txt"), vocab_size=300, val_fraction=fraction))
     count = prepared.counts["val"].tokens
     tokens = prepared.stream("val").rows(np.array([0]), count)[0, 1:].tolist()
@@ -78,15 +83,6 @@ def test_metrics_have_a_row_an_interval_and_learn_something(run):
     assert all(0 < float(row["gradient_norm"]) < 100 for row in train)
     rates = [float(row["learning_rate"]) for row in train]
     assert rates[-1] < max(rates)
-
-
-def test_last_is_the_last_step_and_best_the_best(run):
-    assert checkpoint(run).run.step == 65
-    losses = {int(row["step"]): float(row["val_loss"]) for row in rows(run) if row["val_loss"]}
-    best = checkpoint(run, "best")
-    assert best.run.step == min(losses, key=losses.get)
-    model, _ = load(run)  # a run's model is its best
-    assert torch.equal(model.final_norm.weight, best.weights["final_norm.weight"])
 
 
 def test_a_second_run_of_the_name_overwrites_nothing(run, monkeypatch):

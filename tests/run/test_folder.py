@@ -51,9 +51,9 @@ def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(
         "project/checkpoints/.y.tmp": "",
     }
     for name, text in files.items():
-        Path(name).write_text(text, encoding="utf-8")
+        Path(name).write_text(text, "utf-8")
     moved = (mine / "checkpoints/last.safetensors").rename("project/checkpoints/last.safetensors")
     assert gpt(f"fit --resume {moved} --trainer.max_steps 3 --run new") == 0
-    assert {name: Path(name).read_text(encoding="utf-8") for name in files} == files
+    assert {name: Path(name).read_text("utf-8") for name in files} == files
     assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]
     assert checkpoint("new").run.step == 3

@@ -161,7 +161,7 @@ def test_a_file_system_that_cannot_flush_folders_takes_a_run(workplace, monkeypa
 
 
 def test_another_error_than_no_links_is_no_copy(tmp_path, monkeypatch):
-    (tmp_path / "a").write_text("a", encoding="utf-8")
+    (tmp_path / "a").write_text("a", "utf-8")
 
     def fails(*_, **__):
         raise OSError(errno.EIO, "Input/output error")

@@ -27,9 +27,9 @@ def old(tmp_path, monkeypatch) -> Path:
     shutil.copy(OLDER / "text.txt", "text.txt")
     LAST.parent.mkdir(parents=True)
     shutil.copy(OLDER / "format-1.safetensors", LAST)
-    table = (OLDER / "format-1.csv").read_text(encoding="utf-8")
-    Path("runs/old/metrics.csv").write_text(f"{table}10,640,0.2,5.5,,,,,,,\n12,7", encoding="utf-8")
-    Path("runs/old/config.yaml").write_text("run: old\ncheckpoint_every: 4\n", encoding="utf-8")
+    table = (OLDER / "format-1.csv").read_text("utf-8")
+    Path("runs/old/metrics.csv").write_text(f"{table}10,640,0.2,5.5,,,,,,,\n12,7", "utf-8")
+    Path("runs/old/config.yaml").write_text("run: old\ncheckpoint_every: 4\n", "utf-8")
     return Path("runs/old")
 
 

@@ -199,7 +199,7 @@ def test_the_help_is_short_and_what_is_rare_stands_in_the_docs(capsys):
     out = capsys.readouterr().out
     assert out.count("\n") <= 160 and "Elsewhere" not in out
     assert "optimizer steps to make; -1 for no such limit (default: 2000)" in out
-    docs = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    docs = (ROOT / "docs" / "options.md").read_text("utf-8")
     for name in OPTIONS:
         assert (f"--{name} " in out) != (f"`{name}`" in docs), name
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 

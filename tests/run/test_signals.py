@@ -111,5 +111,5 @@ builtins.__import__ = importing
     log = workplace / "log"
     with log.open("wb") as err, forked(TINY, code=program, streams={2: err.fileno()}) as process:
         assert status(process, timeout=60) == 130
-    assert log.read_text(encoding="utf-8") == "gpt fit: interrupted\n"
+    assert log.read_text("utf-8") == "gpt fit: interrupted\n"
     assert not Path("runs").exists()

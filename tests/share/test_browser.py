@@ -108,7 +108,7 @@ def test_nothing_is_interpreted_and_nothing_is_fetched(opened, tmp_path):
 
 def test_a_changed_script_does_not_run(opened, tmp_path):
     path = export(tmp_path / "it.html", MODEL, TOKENIZER)
-    path.write_text(path.read_text(encoding="utf-8").replace('"tiny"', '"\\u003c/script>"'), encoding="utf-8")
+    path.write_text(path.read_text("utf-8").replace('"tiny"', '"\\u003c/script>"'), "utf-8")
     browser = opened(path)
     assert "damaged" in wait_for(lambda: find(browser, "#error").text)
     assert find(browser, "#model").text == ""

@@ -3,13 +3,14 @@
 import os
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tiny_runs import gpt
 
 from gpt import GPTConfig, Tokenizer
-from gpt.cli import main
 from gpt.share import file
 from gpt.weights.checkpoint import RunPart, snapshots_of
 from gpt.weights.load import StoredModel
@@ -35,19 +36,19 @@ def test_each_precision_gives_the_models_logits_and_a_smaller_file(precision, wi
     difference = torch.tensor(logits) - expected
     assert least <= difference.std() / expected.std() < most
     assert difference.abs().max() < 5 * most
-    bare = len(re.sub(r'"block\d+">.*?<', "", path.read_text(encoding="utf-8")))
+    bare = len(re.sub(r'"block\d+">.*?<', "", path.read_text("utf-8")))
     weights = sum(weight.numel() for weight in model.parameters()) * 4 / 3  # in base64
     assert 0.8 < (path.stat().st_size - bare) / (weights * width) < 1.3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_folder_whose_name_is_not_utf8_is_exported(tmp_path, capsys, monkeypatch):
+def test_a_folder_whose_name_is_not_utf8_is_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = os.fsdecode(b"caf\xe9")
-    snapshot = str(add_snapshot(tmp_path / name, 1, sharp(SHAPE), Tokenizer(vocab_size=300)))
-    assert main(["export", "--checkpoint", snapshot, "--format", "html", "--output", "it.html"]) == 0
-    assert r'"name": "caf\\udce9"' in (tmp_path / "it.html").read_text(encoding="utf-8")
-    assert main(["export", "--checkpoint", snapshot, "--output", "exported"]) == 0
+    snapshot = add_snapshot(tmp_path / name, 1, sharp(SHAPE), Tokenizer(vocab_size=300))
+    assert gpt(f"export {snapshot} --format html --output it.html") == 0
+    assert r'"name": "caf\\udce9"' in (tmp_path / "it.html").read_text("utf-8")
+    assert gpt(f"export {snapshot} --output exported") == 0
 
 
 @needs_node
@@ -55,7 +56,7 @@ def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
     model, last = sharp(SHAPE), sharp(SHAPE, seed=64)
     for step in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64):
         add_snapshot(tmp_path, step, last, Tokenizer(vocab_size=300), float("nan") if step == 1 else 9 / step)
-    page = export(tmp_path / "it.html", model).read_text(encoding="utf-8")
+    page = export(tmp_path / "it.html", model).read_text("utf-8")
     megabytes = int(re.search(r'"bytes": (\d+)', page)[1]) * 4 / 3e6  # of a snapshot
 
     path = export(tmp_path / "it.html", model, snapshots=snapshots_of(tmp_path), megabytes=5.5 * megabytes)
@@ -79,16 +80,6 @@ def test_the_size_is_that_of_the_file_with_its_text(tmp_path):
 
 
 @needs_node
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_page_learns_the_figures_of_the_model_and_its_run(tied, tmp_path):
-    model = sharp(GPTConfig(**{**vars(SHAPE), "tie_embeddings": tied}))
-    trained = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
-    (about,) = run(export(tmp_path / "it.html", model, trained=trained), ["about"])
-    count = model.num_parameters()
-    assert about["figures"] == {"parameters": count, "text": "my.txt", "bits_per_byte": None, "minutes": 1}
-
-
-@needs_node
 @pytest.mark.parametrize(
     "change",
     [lambda text: text[:-4], lambda text: "!" + text[1:], lambda text: "B" + text[1:]],
@@ -96,49 +87,39 @@ def test_the_page_learns_the_figures_of_the_model_and_its_run(tied, tmp_path):
 )
 def test_a_changed_block_is_refused(change, tmp_path):
     path = export(tmp_path / "it.html", sharp(SHAPE))
-    text = re.search(r'"block0">(.*?)<', path.read_text(encoding="utf-8"))[1]
+    text = re.search(r'"block0">(.*?)<', path.read_text("utf-8"))[1]
     message, whole = run(path, ["broken", "load", {"text": change(text)}], ["broken", "load", {"text": text}])
     assert "damaged or incomplete" in message and whole is None
 
 
+EXPORT = "export runs/mine --format html"
+
+
 @pytest.fixture
-def command(workplace, capsys):
-    """Exports a run with a checkpoint, and gives the status and what is printed."""
+def place(workplace) -> Path:
+    """A run with a checkpoint."""
     state = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
     add_checkpoint(workplace / "runs" / "mine", sharp(SHAPE), Tokenizer(vocab_size=300), state)
-
-    def call(output: str | None, *options: str) -> tuple[int, str]:
-        arguments = ["--checkpoint", "runs/mine", "--format", "html"]
-        arguments += ["--output", output] if output else []
-        status = main(["export", *arguments, *options])
-        out, err = capsys.readouterr()
-        return status, err if status else out
-
-    return call
+    return workplace
 
 
-def test_the_command_writes_a_file_and_its_size(command, workplace):
-    status, out = command("mine.html")
-    page = (workplace / "mine.html").read_text(encoding="utf-8")
-    assert status == 0
-    assert out.startswith(f"mine.html has {len(page.encode()) / 1e6:.1f} MB: the model in int8")
+@pytest.mark.parametrize(("options", "name"), [(" --output mine.html", "mine.html"), ("", "exported.html")])
+def test_the_command_writes_a_file_and_its_size(options, name, place, capsys):
+    """One without a name can be opened by a double click."""
+    assert gpt(EXPORT + options) == 0
+    page = (place / name).read_text("utf-8")
+    told = f"{name} has {len(page.encode()) / 1e6:.1f} MB: the model in int8"
+    assert capsys.readouterr().out.startswith(told)
     assert '"name": "mine"' in page and "connect-src 'none'" in page and "://" not in page
-    assert '"text": "my.txt", "bits_per_byte": null, "minutes": 1.0' in page
+    figures = '"text": "my.txt", "bits_per_byte": null, "minutes": 1.0'
+    assert f'"parameters": {sharp(SHAPE).num_parameters()}, {figures}' in page
 
 
-def test_a_file_without_a_name_can_be_opened_by_a_double_click(command, workplace):
-    status, out = command(None)
-    assert status == 0 and out.startswith("exported.html has")
-    assert (workplace / "exported.html").is_file()
-
-
-def test_the_command_refuses_what_it_cannot_write(command, workplace, monkeypatch):
-    (workplace / "mine.html").touch()
-    status, error = command("mine.html")
-    assert status == 2 and "mine.html exists already" in error
-    status, error = command("text.html", "--with_text")
-    assert status == 2 and "runs/mine is not at hand" in error
+def test_the_command_refuses_what_it_cannot_write(place, refusal, monkeypatch):
+    (place / "mine.html").touch()
+    assert "mine.html exists already" in refusal(f"{EXPORT} --output mine.html")
+    assert "runs/mine is not at hand" in refusal(f"{EXPORT} --output text.html --with_text")
     monkeypatch.setattr(file, "LARGEST", 50_000)
-    status, error = command("large.html")
-    assert status == 2 and "MB, more than 0" in error and "--snapshot_megabytes 0" in error
-    assert not (workplace / "large.html").exists()
+    error = refusal(f"{EXPORT} --output large.html")
+    assert "MB, more than 0" in error and "--snapshot_megabytes 0" in error
+    assert not (place / "large.html").exists()

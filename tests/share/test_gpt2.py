@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import gpt
 from torch import nn
 
 from gpt import GPTConfig
-from gpt.cli import main
 from gpt.model import GPT, FeedForward, TransformerBlock
 from gpt.share.gpt2 import is_gpt2, logits
 from tests.generation.conftest import sharp
@@ -75,29 +75,24 @@ OTHER_NUMBERS = "not what the edited gpt/ does"
 @pytest.mark.parametrize(
     ("edited", "change", "message"),
     [
-        pytest.param(TransformerBlock, ("forward", scaled_residual), OTHER_NUMBERS, id="arithmetic"),
-        pytest.param(
-            *(TransformerBlock, after_init(TransformerBlock, add_gate)),
-            r"has a tensor blocks\.0\.gate of shape",
-            id="an unread tensor",
-        ),
-        pytest.param(FeedForward, after_init(FeedForward, narrow), OTHER_NUMBERS, id="another width"),
-        pytest.param(GPT, after_init(GPT, drop_bias), r"has no tensor final_norm\.bias", id="a tensor less"),
+        (TransformerBlock, ("forward", scaled_residual), OTHER_NUMBERS),
+        (TransformerBlock, after_init(TransformerBlock, add_gate), r"has a tensor blocks\.0\.gate of shape"),
+        (FeedForward, after_init(FeedForward, narrow), OTHER_NUMBERS),
+        (GPT, after_init(GPT, drop_bias), r"has no tensor final_norm\.bias"),
     ],
+    ids=["arithmetic", "an unread tensor", "another width", "a tensor less"],
 )
-def test_an_edited_model_is_refused_in_every_format(edited, change, message, tmp_path, monkeypatch, capsys):
+def test_an_edited_model_is_refused_in_every_format(edited, change, message, tmp_path, monkeypatch, refusal):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(edited, *change)
     sharp(ODD).save_pretrained("mine")
     for format_, output in FILES.items():
-        assert main(["export", "mine", "--format", format_, "--output", output]) == 2
-        error = capsys.readouterr().err
-        assert re.search(message, error), error
+        assert re.search(message, refusal(f"export mine --format {format_} --output {output}"))
         assert not Path(output).exists()
 
 
 def test_an_unedited_model_of_odd_widths_is_exported():
     sharp(ODD).save_pretrained("mine")
     for format_, output in FILES.items():
-        assert main(["export", "mine", "--format", format_, "--output", output]) == 0
+        assert gpt(f"export mine --format {format_} --output {output}") == 0

@@ -68,18 +68,18 @@ def test_one_thread_and_two_learn_the_same_table(tmp_path):
     assert len(found) == 1 and len(found.pop()) == 65
 
 
-def test_documents_that_are_held_out_leave_no_trace(tmp_path):
-    documents = [f"{i}: {PROSE[i * 100 :][:200]}" for i in range(200)]
-    check_no_trace(tmp_path / "a.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in documents))
+DOCUMENTS = [f"{i}: {PROSE[i * 100 :][:200]}" for i in range(200)]
+HELD_OUT = {
+    "documents": ("a.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in DOCUMENTS)),
+    "a part of a text": ("a.txt", PROSE),
+}
 
 
-def test_a_part_of_a_text_that_is_held_out_leaves_no_trace(tmp_path):
-    check_no_trace(tmp_path / "a.txt", PROSE)
-
-
-def check_no_trace(path, text):
-    """Check that the vocabulary is learned only from the text to train on, and depends on it."""
-    path.write_text(text, encoding="utf-8")
+@pytest.mark.parametrize(("name", "text"), HELD_OUT.values(), ids=HELD_OUT)
+def test_what_is_held_out_leaves_no_trace(tmp_path, name, text):
+    """The vocabulary is learned only from the text to train on, and depends on it."""
+    path = tmp_path / name
+    path.write_text(text, "utf-8")
     tokenizer = Prepared(prepare(str(path), vocabulary="learn:400", val_fraction=0.2)).tokenizer
     pieces = divide_corpus(find_corpus(str(path)), 0.2).pieces()
     train = [piece.text for piece in pieces if piece.split == "train"]
@@ -120,7 +120,7 @@ def test_it_travels_with_the_prepared_data(tmp_path):
 
 
 def test_at_most_as_many_as_the_text_supports(tmp_path):
-    (tmp_path / "a.txt").write_text("a short text, a short text\n", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("a short text, a short text\n", "utf-8")
     few = data_of(tmp_path / "a.txt", vocabulary="learn", vocab_size=5000).tokenizer
     assert 257 < few.n_vocab < 280
     assert few.decode(few.encode("a short text")) == "a short text"
@@ -195,7 +195,7 @@ BAD_TABLES = {
 @pytest.mark.parametrize(("content", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
 def test_tables_with_errors_are_refused(tmp_path, content, message):
     """In a time that grows with the file."""
-    (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(content, "utf-8")
     with pytest.raises(InputError, match=message):
         find_vocabulary(str(tmp_path / "tokenizer.json"), 1)
 
@@ -203,7 +203,7 @@ def test_tables_with_errors_are_refused(tmp_path, content, message):
 @pytest.mark.parametrize("own", [TOKENIZER, Tokenizer("gpt2", 500)], ids=["own", "gpt2"])
 def test_a_file_of_ones_own(tmp_path, own):
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(to_json(own.tokens)), encoding="utf-8")
+    path.write_text(json.dumps(to_json(own.tokens)), "utf-8")
     assert find_vocabulary(str(path), 1) == own == Tokenizer.from_dict(own.to_dict())
 
 
@@ -220,10 +220,10 @@ def test_a_table_that_the_files_cannot_hold_is_refused_before_anything_is_read(t
     pairs = [bytes([first, second]) for first in range(256) for second in range(256)]
     for tokens in (60_000, 63_489):
         path = tmp_path / f"{tokens}.json"
-        path.write_text(json.dumps(to_json([*BYTES, *pairs][: tokens - 1])), encoding="utf-8")
+        path.write_text(json.dumps(to_json([*BYTES, *pairs][: tokens - 1])), "utf-8")
     tokenizer = find_vocabulary(str(tmp_path / "60000.json"), 1)
     assert Tokenizer.from_dict(tokenizer.to_dict()) == tokenizer
-    (tmp_path / "a.txt").write_text(PROSE, encoding="utf-8")
+    (tmp_path / "a.txt").write_text(PROSE, "utf-8")
     prepared = Prepared(prepare(str(tmp_path / "a.txt"), vocabulary=str(tmp_path / "60000.json")))
     assert prepared.tokenizer == tokenizer
     assert prepared.counts["train"].tokens == len(prepared.stream("train").tokens) > 0

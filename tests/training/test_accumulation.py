@@ -28,7 +28,7 @@ class Noting(LanguageModel):
 def test_every_scored_token_of_an_update_weighs_the_same(workplace):
     """Also where the batches that are accumulated have more or fewer of them."""
     rows = [{"prompt": "fox", "completion": "fox " * (1 + 5 * (k % 4))} for k in range(40)]
-    Path("text.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    Path("text.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     data = TokenData("text.jsonl", vocab_size=300, context_length=16, batch_size=1, val_fraction=0.2)
     module, gradients = Noting(CONFIG, OptimizerConfig(), compile=False), Gradients()
     model = copy.deepcopy(module.model)

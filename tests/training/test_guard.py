@@ -28,13 +28,13 @@ def broken_batch(monkeypatch):
     return install
 
 
-STEPS = ["--trainer.max_steps", "8", "--checkpoint_every", "1", "--keep_checkpoints", "9", "--run", "bad"]
+STEPS = "--trainer.max_steps 8 --checkpoint_every 1 --keep_checkpoints 9 --run bad"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_it_stops_before_the_weights_are_touched(value, broken_batch, workplace, capsys):
     broken_batch(value, 12)  # the second batch of step 6
-    assert fit(*STEPS) == 2
+    assert fit(STEPS) == 2
     err = capsys.readouterr().err
     assert "at step 6: stopped before weights changed" in err
     assert err.count("gpt fit: ") == 1
@@ -50,6 +50,6 @@ def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypa
         return result
 
     monkeypatch.setattr(LanguageModel, "loss", loss)
-    assert fit(*STEPS, "--data.val_fraction", "0") == 2
+    assert fit(STEPS, "--data.val_fraction 0") == 2
     assert "gradient norm nan at step 1" in capsys.readouterr().err
     assert not list(Path("runs/bad/checkpoints").iterdir())

@@ -13,7 +13,7 @@ def test_a_state_dict_in_and_out(qkv_bias, tied, tokens, tmp_path):
     """The book saves it by itself or beside the optimizer's, and names the heads in its configuration."""
     theirs = huggingface_model(qkv_bias=qkv_bias, tie_word_embeddings=tied)
     state = book_state(theirs, qkv_bias=qkv_bias)
-    (tmp_path / "config.json").write_text('{"n_heads": 3}', encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"n_heads": 3}', "utf-8")
     for saved in (state, {"model_state_dict": state, "optimizer_state_dict": {}}):
         torch.save(saved, tmp_path / "model.pth")
         stored = read_weights(tmp_path / "model.pth")

@@ -91,10 +91,13 @@ def damage(path: Path, value: float) -> None:
     path.write_bytes(data.replace(stored, stored[:-1] + b"A"))
 
 
+DAMAGED = "damaged: its contents are not those of its checksum"
+
+
 def test_a_damaged_weight_is_refused_by_everyone(checkpoint):
     damage(checkpoint, 1.5)
     for reader in (read, read_model):
-        with pytest.raises(InputError, match="damaged: its contents are not those of its checksum"):
+        with pytest.raises(InputError, match=DAMAGED):
             reader(checkpoint)
 
 
@@ -103,7 +106,7 @@ def test_a_damaged_moment_is_refused_only_where_the_run_would_continue_with_it(c
     model = read_model(checkpoint)
     assert model.tensors.keys() == {WEIGHT} and model.run is None
     assert model.weights[WEIGHT].tolist() == [1.5] * 4
-    with pytest.raises(InputError, match="damaged: its contents are not those of its checksum"):
+    with pytest.raises(InputError, match=DAMAGED):
         read(checkpoint)
 
 

@@ -13,12 +13,9 @@ def test_a_run_knows_its_text_minutes_and_bits():
     assert Figures.of(7, run) == Figures(parameters=7, text="my.txt", bits_per_byte=1.5, minutes=1.5)
 
 
-def test_a_model_without_a_run_has_parameters_only():
-    assert Figures.of(7, None) == Figures(parameters=7, text=None, bits_per_byte=None, minutes=None)
-
-
 @pytest.mark.parametrize("options", [{}, {"data": None}, {"data": {"corpus": 3}}])
-def test_a_checkpoint_with_other_options_has_no_text(options):
+def test_a_model_without_a_run_or_with_other_options_has_no_text(options):
+    assert Figures.of(7, None) == Figures(parameters=7, text=None, bits_per_byte=None, minutes=None)
     assert Figures.of(7, RunPart(options=options)).text is None
 
 

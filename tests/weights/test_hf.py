@@ -57,7 +57,7 @@ def test_a_padded_batch_of_an_export(model, tmp_path):
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     batch = tokenizer(["ab", "abcd"], padding=True, return_tensors="pt")
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
     # Without it transformers 4 adds token types, and to the embeddings what stands in their rows.
     assert settings["model_input_names"] == ["input_ids", "attention_mask"] and len(batch) == 2
     assert batch["input_ids"][0].tolist()[2:] == [299, 299] == [tokenizer.pad_token_id] * 2
@@ -91,7 +91,7 @@ MISMATCHES = {
 @pytest.mark.parametrize(("values", "message"), MISMATCHES.values(), ids=MISMATCHES)
 def test_a_mismatch_is_named_with_both_values(folder, values, message):
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | values), encoding="utf-8")
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), "utf-8")
     with pytest.raises(InputError, match=message) as raised:
         GPT.from_pretrained(folder)
     assert "\n" not in str(raised.value) and str(folder) in str(raised.value)
@@ -104,9 +104,9 @@ def card_of(tmp_path, model):
     def export(summary: dict, **options) -> str:
         run = tmp_path / "runs" / "mine"
         add_snapshot(run, 1, model, Tokenizer(vocab_size=300))
-        (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+        (run / "summary.json").write_text(json.dumps(summary), "utf-8")
         export_weights(str(run), tmp_path / "out", **options)
-        return (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+        return (tmp_path / "out" / "README.md").read_text("utf-8")
 
     return export
 
