@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gpt import GPT, GPTConfig
+from gpt.attention import kernels, multi_head
 from gpt.generation import build, decoding, notes
 from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import backend_of
@@ -165,7 +166,7 @@ def test_a_damaged_note_is_ignored(content, compared):
     path, (note,) = build.program_path().with_suffix(".passed"), kept()
     path.write_bytes(note[:40].encode() if content == "cut" else content)
     backend_of(sharp(CONFIG))
-    assert len(compared) == 2 and kept()[-1] == note
+    assert len(compared) == 2 and kept()[-1] == note and {len(line) for line in kept()} == {64}
     backend_of(sharp(CONFIG))
     assert len(compared) == 2
 
@@ -251,19 +252,24 @@ def another_layer(monkeypatch):
 
 
 def another_kernel(monkeypatch):
+    """For texts that are longer than those of a tiny model."""
     attend = nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        "gpt.attention.kernels.F.scaled_dot_product_attention",
-        lambda query, *others, **options: attend(query * 2, *others, **options),
-    )
+
+    def doubled(query, *others, **options):
+        return attend(query * 2 if query.shape[2] > 17 else query, *others, **options)
+
+    monkeypatch.setattr("gpt.attention.kernels.F.scaled_dot_product_attention", doubled)
 
 
 def a_replaced_object(monkeypatch):
-    class Attention:
-        def __call__(self, query, key, value, *_):
-            return notes.kernels.Attended(value)
+    """Also for longer texts."""
+    attention = multi_head.attention
 
-    monkeypatch.setattr("gpt.attention.multi_head.attention", Attention())
+    class Attention:
+        def __call__(self, query, key, value, *others):
+            return kernels.Attended(value) if query.shape[2] > 17 else attention(query, key, value, *others)
+
+    monkeypatch.setattr(multi_head, "attention", Attention())
 
 
 def inside_torch(monkeypatch):
