@@ -138,7 +138,7 @@ many = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCh
 
 @many
 @given(cases())
-def test_both_paths_equal_the_reference(case):
+def test_both_paths_equal_the_reference(case: Case) -> None:
     expected, expected_weights = case.expected()
     fast = case.module(**case.inputs)
     explicit, weights = case.module(**case.inputs, need_weights=True)
@@ -149,7 +149,7 @@ def test_both_paths_equal_the_reference(case):
 
 @many
 @given(cases(cached=True))
-def test_decoding_in_chunks_equals_the_reference(case):
+def test_decoding_in_chunks_equals_the_reference(case: Case) -> None:
     expected, expected_weights = case.expected()
     caches = [case.module.new_cache(len(case.x), max_length=case.x.shape[1]) for _ in range(2)]
     start = 0
@@ -166,7 +166,7 @@ def test_decoding_in_chunks_equals_the_reference(case):
 
 @many
 @given(cases())
-def test_gradients_equal_finite_differences_of_the_reference(case):
+def test_gradients_equal_finite_differences_of_the_reference(case: Case) -> None:
     """Directional derivatives along random directions of each input and weight, by central differences."""
     leaves = {"x": case.x.requires_grad_(), **dict(case.module.named_parameters())}
     if case.context is not None:

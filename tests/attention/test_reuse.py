@@ -33,7 +33,7 @@ except InputError as error:
 
 
 @pytest.mark.slow
-def test_a_copy_in_another_package_needs_torch_alone(tmp_path):
+def test_a_copy_in_another_package_needs_torch_alone(tmp_path: Path) -> None:
     """A package of another name with the folder and `errors.py`, used where this package is not found."""
     shutil.copytree(FOLDER, tmp_path / "mymodel" / "attention", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(FOLDER.parent / "errors.py", tmp_path / "mymodel")
@@ -50,12 +50,12 @@ def test_a_copy_in_another_package_needs_torch_alone(tmp_path):
 
 
 def blocks(language: str) -> list[str]:
-    text = (ROOT / "docs" / "attention.md").read_text("utf-8")
+    text = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
 @pytest.mark.skipif(not (ROOT / "docs" / "attention.md").is_file(), reason="a copy without the docs")
-def test_the_programs_of_the_docs_run(capsys):
+def test_the_programs_of_the_docs_run(capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks("python"):
         exec(compile(block, "docs/attention.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()

@@ -18,7 +18,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "attention_walkthr
 WALKTHROUGH = runpy.run_path(str(SCRIPT))
 
 
-def test_all_systems_give_the_printed_values(tmp_path, monkeypatch, capsys):
+def test_all_systems_give_the_printed_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--output", str(tmp_path / "pictures")])
 
     WALKTHROUGH["main"]()
@@ -32,7 +34,7 @@ def test_all_systems_give_the_printed_values(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["steps.png"]
 
 
-def test_it_stops_where_a_value_is_not_the_printed_one():
+def test_it_stops_where_a_value_is_not_the_printed_one() -> None:
     name = "S2 query of token 2"
     printed = torch.tensor(WALKTHROUGH["rows_of"](WALKTHROUGH["PRINTED"][name]))
     WALKTHROUGH["compare"](name, printed)
@@ -40,9 +42,19 @@ def test_it_stops_where_a_value_is_not_the_printed_one():
         WALKTHROUGH["compare"](name, printed + torch.tensor([0.0, 2e-4]))
 
 
-def test_it_stops_where_two_systems_do_not_agree():
+def test_it_stops_where_two_systems_do_not_agree() -> None:
     with pytest.raises(SystemExit, match="error: one and another do not agree"):
         WALKTHROUGH["agree"]("one and another", torch.zeros(2), torch.tensor([0.0, 1e-5]))
+
+
+def test_the_fused_projection_has_biases_too() -> None:
+    split = WALKTHROUGH["identity_projection"](MultiHeadAttention(8, 8, 6, 0.0, 4, qkv_bias=True))
+    fused = MultiHeadAttn(8, 6, 4)
+    parts = [split.W_query, split.W_key, split.W_value]
+    fused.c_attn.weight.data = torch.cat([part.weight.data for part in parts])
+    fused.c_attn.bias.data = torch.cat([part.bias.data for part in parts])
+    x = torch.randn(2, 6, 8)
+    torch.testing.assert_close(fused(x), split(x))
 
 
 def test_causal_attention_drops_weights_in_training_only() -> None:
@@ -52,14 +64,22 @@ def test_causal_attention_drops_weights_in_training_only() -> None:
     assert torch.equal(system(x), system(x))
 
 
-def test_the_fused_projection_has_biases_too_and_the_names_of_the_chapter():
-    split = WALKTHROUGH["identity_projection"](MultiHeadAttention(8, 8, 6, 0.0, 4, qkv_bias=True))
-    fused = MultiHeadAttn(8, 6, 4)
-    parts = [split.W_query, split.W_key, split.W_value]
-    fused.c_attn.weight.data = torch.cat([part.weight.data for part in parts])
-    fused.c_attn.bias.data = torch.cat([part.bias.data for part in parts])
-    x = torch.randn(2, 6, 8)
-    torch.testing.assert_close(fused(x), split(x))
-    assert set(fused.state_dict()) == {"bias", "c_attn.weight", "c_attn.bias"}
+def test_at_gpt2_smalls_size_it_has_the_parameters_of_the_chapters_exercise() -> None:
+    system = MultiHeadAttention(768, 768, 1024, 0.0, num_heads=12)
+    assert [name for name, _ in system.named_children()] == [
+        "W_query",
+        "W_key",
+        "W_value",
+        "out_proj",
+        "dropout",
+    ]
+    assert sum(parameter.numel() for parameter in system.parameters()) == 2_360_064
+
+
+def test_fused_keeps_the_names_of_the_chapter() -> None:
+    system = MultiHeadAttn(4, 6, 2)
+    shapes = {name: tuple(value.shape) for name, value in system.state_dict().items()}
+    assert shapes == {"bias": (1, 1, 6, 6), "c_attn.weight": (12, 4), "c_attn.bias": (12,)}
+    assert torch.equal(system.bias[0, 0], torch.ones(6, 6).tril())
     with pytest.raises(InputError, match="n_embd 4 is not divisible by n_heads 3"):
         MultiHeadAttn(4, 6, 3)

@@ -98,26 +98,59 @@ def test_batches_have_no_weights_where_nothing_differs(pairs, text_file):
     assert [len(next(iter(loader))) for loader in (alone, text)] == [2, 2]
 
 
+def test_the_tokens_of_pairs(pairs):
+    prepared = prepared_of(pairs, val_fraction=0.2)
+    expected = [stored((f"### Instruction:\n{p}\n\n### Response:\n", False), (c, True)) for p, c in PAIRS]
+    assert sorted(examples(prepared)) == sorted(expected)
+    assert prepared.dtype == "<i4"
+
+
 def test_a_conversation_with_a_template_of_its_own(tmp_path):
     template = Template(system="<{content}>", user="U: {content}\n", assistant="A: {content}")
     system = {"role": "system", "content": "Be kind"}
-    chat = [system, *messages_of(("Hi", "Hello <|endoftext|>")), *messages_of(("So?", "So."))]
+    chat = [system, *messages_of(("Hi", "Hello")), *messages_of(("So?", "So."))]
     path = write_rows(tmp_path / "a.jsonl", [{"messages": chat}])
     prepared = prepared_of(path, val_fraction=0, template=template)
-    replies = ("Hello <|endoftext|>", "So.")
-    parts = (("<Be kind>U: Hi\nA: ", False), (replies[0], True), ("U: So?\nA: ", False), (replies[1], True))
+    parts = (("<Be kind>U: Hi\nA: ", False), ("Hello", True), ("U: So?\nA: ", False), ("So.", True))
     assert examples(prepared) == [stored(*parts)]
-    assert prepared.template == vars(template) and prepared.dtype == "<i4"
+    assert prepared.template == vars(template)
     counts = prepared.counts["train"]
-    assert counts.scored_tokens == sum(len(TOKENIZER.encode(reply)) + 1 for reply in replies)
-    assert counts.scored_bytes == len("".join(replies))
+    assert counts.scored_tokens == len(TOKENIZER.encode("Hello")) + len(TOKENIZER.encode("So.")) + 2
+    assert counts.scored_bytes == len("HelloSo.")
     assert prepared_of(path, val_fraction=0).folder != prepared.folder
 
 
 def test_a_template_from_the_command_line(pairs, tmp_path):
-    command = f"prepare {pairs} --vocab_size 300 --output {tmp_path / 'out'} --template.user"
-    assert main([*command.split(), "Q {content}\n"]) == 0
+    options = ["--vocab_size", "300", "--output", str(tmp_path / "out")]
+    assert main(["prepare", pairs, *options, "--template.user", "Q {content}\n"]) == 0
     assert Prepared(tmp_path / "out").template == vars(Template(user="Q {content}\n"))
+
+
+def completions(batch) -> list[tuple[str, tuple[int, ...]]]:
+    """What stands before each completion of a batch and itself, in its window, with the ids of its end."""
+    pairs = []
+    for inputs, targets in zip(batch[0].tolist(), batch[1].tolist(), strict=True):
+        begin = 0
+        for end in (place + 1 for place, target in enumerate(targets) if target == EOT):
+            completion = [target for target in targets[begin:end] if target != IGNORE_INDEX]
+            text = TOKENIZER.decode([id_ for id_ in inputs[begin:end] if id_ != EOT])
+            pairs.append((text, tuple(completion)))
+            begin = end
+        assert not [target for target in targets[begin:] if target != IGNORE_INDEX]
+    return pairs
+
+
+def test_every_completion_is_a_target_once_behind_its_whole_prompt(pairs):
+    data = data_of(pairs)
+    expected = [
+        (f"### Instruction:\n{prompt}\n\n### Response:\n{completion}", (*TOKENIZER.encode(completion), EOT))
+        for prompt, completion in PAIRS
+    ]
+    train = [pair for batch in data.train_dataloader() for pair in completions(batch)]
+    val = [pair for batch in data.val_dataloader() for pair in completions(batch)]
+    assert len(set(train)) == data.prepared.counts["train"].documents
+    assert sorted({*train, *val}) == sorted(expected)
+    assert len(val) == data.prepared.counts["val"].documents
 
 
 def test_what_is_left_out_and_what_is_cut(tmp_path, capsys):

@@ -9,6 +9,8 @@ import pytest
 from corpora import documents, write, write_texts
 
 from gpt.data.find import find_corpus
+from gpt.data.prepare import prepare
+from gpt.data.shards import Prepared
 from gpt.data.split import divide_corpus
 
 
@@ -74,9 +76,28 @@ def test_sizes_count_by_weight(tmp_path, weighted):
     drawn = "".join(piece.text for piece in corpus.pieces(1_000_000))
     assert len(drawn) == pytest.approx(1_000_000, rel=0.4)
     assert "new" in drawn and "ten" in drawn
+
+
+def test_an_estimated_size_counts_by_weight(tmp_path, weighted):
     write(tmp_path / "c.gz", gzip.compress(b"ten bytes\n" * 1000))
-    compressed = find_corpus(weighted({"c.gz": 0.25}))
-    assert compressed.size() is None and compressed.estimated_size(0, 0) == 2500
+    corpus = find_corpus(weighted({"c.gz": 0.25}))
+    assert corpus.size() is None
+    assert corpus.estimated_size(0, 0) == 2500
+
+
+def test_prepared_data_and_plans_know_the_weights(tmp_path, weighted):
+    write(tmp_path / "old.txt", "".join(f"{i} of the old lines\n" for i in range(20_000)))
+    write(tmp_path / "new.txt", "".join(f"{i} of the new lines\n" for i in range(5_000)))
+    folders = set()
+    for weight in (0.25, 0.5):
+        recipe = weighted({"new.txt": 1, "old.txt": weight})
+        folder = prepare(recipe, vocabulary="gpt2:300")
+        assert prepare(recipe, vocabulary="gpt2:300") == folder
+        size = sum(counts.bytes for counts in Prepared(folder).counts.values())
+        assert divide_corpus(find_corpus(recipe)).size == size
+        assert size == pytest.approx(find_corpus(recipe).size(), rel=0.05)
+        folders.add(folder)
+    assert len(folders) == 2
 
 
 def test_nothing_that_is_held_out_is_trained_on_beside_a_weight(tmp_path, weighted):

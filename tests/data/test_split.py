@@ -175,3 +175,10 @@ def test_compressed_text_is_read_from_its_beginning(tmp_path, small):
     part = divide_corpus(corpus, most_bytes=100_000)
     assert not part.is_whole and text.startswith(text_of(part.pieces()))
     assert 100_000 <= part.size == len(text_of(part.pieces())) < 110_000
+
+
+@pytest.mark.parametrize("text", ["a few words of text", "a" * 200_000, "same line\n" * 5000, "\u9053" * 999])
+def test_short_and_repetitive_texts_have_both_parts(tmp_path, text):
+    pieces = divided(tmp_path / "a.txt", text).pieces()
+    assert text_of(pieces) == text
+    assert 0 < len(text_of(pieces, "val")) <= max(1, 0.11 * len(text))

@@ -1,14 +1,15 @@
 """Labels as completions, scored by likelihood, against one forward pass for each choice."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import gpt
 
 from gpt import GPT, Tokenizer
+from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.errors import InputError
@@ -35,7 +36,7 @@ def prepared_of(tmp_path):
 
     def prepare_rows(rows, columns=("prompt", "completion"), **options) -> Prepared:
         lines = [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
-        (tmp_path / "rows.jsonl").write_text("".join(lines), "utf-8")
+        (tmp_path / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
         return Prepared(prepare(str(tmp_path / "rows.jsonl"), vocab_size=300, **options))
 
     return prepare_rows
@@ -80,6 +81,16 @@ def test_each_choice_as_in_one_forward_pass(model, prepared_of):
     }
 
 
+def test_a_uniform_model_takes_the_label_with_the_fewest_tokens(model, prepared_of):
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    choices = choices_of(["yes", "a"])
+    scores = log_probabilities(model, [tuple(prompt_of("Well?"))], choices)
+    assert scores[0] == pytest.approx([-len(choice) * math.log(300) for choice in choices])
+    prepared = prepared_of([("a", "yes"), ("b", "a")], val_fraction=0)
+    assert score_choices(model, prepared, "train")["labels"]["a"]["predicted"] == 2
+
+
 def test_a_long_prompt_loses_its_beginning(model, capsys):
     prompt = tuple(prompt_of("long " * 60))
     choices = choices_of(LABELS)
@@ -89,16 +100,14 @@ def test_a_long_prompt_loses_its_beginning(model, capsys):
     assert f"prompts longer than {longest} tokens lose their beginning, 1 of 1" in capsys.readouterr().err
 
 
-def test_the_command_scores_a_held_out_part_among_all_labels(
-    model, prepared_of, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained("model")
+def test_the_command_scores_a_held_out_part_among_all_labels(model, prepared_of, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
     prepared = prepared_of(ROWS * 5, ("title", "mood"), val_fraction=0.2, text_column="title,mood")
-    options = "--data rows.jsonl --text_column title,mood --split val --val_fraction 0.2"
-    assert gpt(f"evaluate --checkpoint model --choices {options}") == 0
+    data = str(tmp_path / "rows.jsonl")
+    options = ["--data", data, "--text_column", "title,mood", "--split", "val", "--val_fraction", "0.2"]
+    assert main(["evaluate", "--checkpoint", str(tmp_path / "model"), "--choices", *options]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == {"data": "rows.jsonl", "split": "val"} | score_choices(model, prepared, "val")
+    assert printed == {"data": data, "split": "val"} | score_choices(model, prepared, "val")
     assert printed["examples"] == prepared.counts["val"].documents
     assert set(printed["labels"]) == set(LABELS)
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_runs import gpt
 from torch.nn import functional as F
 
 from gpt import GPT, Tokenizer
+from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Stream
@@ -49,9 +49,28 @@ def stream_of(tmp_path):
     return make
 
 
+def uniform_model(config) -> GPT:
+    """A model with all weights zero, which gives every token the probability 1 / V."""
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    return model
+
+
 @torch.no_grad()
 def nats_after(model, context: list[int], target: int) -> float:
     return -model(torch.tensor([context]))[0, -1].log_softmax(-1)[target].item()
+
+
+def test_a_uniform_model_by_hand(config, tmp_path):
+    """Four letters and `<|endoftext|>`: 5 tokens of ln 300 nats, over 4 bytes."""
+    (tmp_path / "text.txt").write_text("wxyz", encoding="utf-8")
+    result = score_text(uniform_model(config), TOKENIZER, str(tmp_path / "text.txt"))
+    assert result["tokens"] == 5
+    assert result["bytes"] == 4
+    assert result["nats_per_token"] == pytest.approx(math.log(300), rel=1e-6)
+    assert result["perplexity"] == pytest.approx(300, rel=1e-5)
+    assert result["bits_per_byte"] == pytest.approx(5 * math.log2(300) / 4, rel=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40, 128, 300])
@@ -79,10 +98,10 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / counts.scored_bytes, rel=1e-5)
 
 
-def test_the_command(model, text_file, monkeypatch, capsys):
-    monkeypatch.chdir(text_file.parent)
-    model.save_pretrained("model")
-    assert gpt("evaluate --checkpoint model --data text.txt") == 0
+def test_the_command(model, text_file, tmp_path, capsys):
+    model.save_pretrained(tmp_path / "model")
+    options = ["--checkpoint", str(tmp_path / "model"), "--data", str(text_file)]
+    assert main(["evaluate", *options]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["split"] == "all"
     assert printed["bytes"] == text_file.stat().st_size
@@ -90,21 +109,26 @@ def test_the_command(model, text_file, monkeypatch, capsys):
 
 
 BAD = {
-    "no text": ("", "--data"),
-    "no such text": ("--data nowhere", "no corpus 'nowhere'"),
-    "nothing held out": ("--data train", "has no text to score in its split val"),
-    "another vocabulary": ("--data own", "with vocab_size 300, not 300, or with another vocabulary"),
+    "no text": ([], "--data"),
+    "no such text": (["--data", "nowhere"], "no corpus 'nowhere'"),
+    "nothing held out": (["--data", "train"], "has no text to score in its split val"),
+    "another vocabulary": (
+        ["--data", "own"],
+        "was prepared with vocab_size 300, not 300, or with another vocabulary",
+    ),
 }
 
 
 @pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_one_line(options, message, model, workplace, refusal):
+def test_bad_input_is_one_line(options, message, model, workplace, capsys):
     model.save_pretrained("model")
     words = "".join(f"{i * i} abc def ghi, " for i in range(600))
-    (workplace / "words.txt").write_text(words, "utf-8")
+    (workplace / "words.txt").write_text(words, encoding="utf-8")
     prepare("words.txt", "own", vocabulary="learn:300")
     prepare("words.txt", "train", vocab_size=300, val_fraction=0.0)
-    assert message in refusal(f"evaluate --checkpoint model {options}")
+    assert main(["evaluate", "--checkpoint", "model", *options]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("gpt evaluate: ") and message in last
 
 
 def test_a_sample_has_windows_from_all_of_a_split(model, stream_of):

@@ -1,10 +1,11 @@
 import pytest
 import torch
 
-from gpt import Tokenizer
+from gpt import GPTConfig, Tokenizer
 from gpt.generation import Engine, Request, Sample, Sampling
 from gpt.generation.cache import Cache
-from tests.generation.conftest import slow_greedy
+from gpt.generation.samples import window_start
+from tests.generation.conftest import sharp, slow_greedy
 
 PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 3] * 31]
 
@@ -27,6 +28,27 @@ def test_greedy_with_the_cache_is_greedy_without(model, chunk, max_samples, coun
     engine = Engine(model, chunk=chunk, max_samples=max_samples)
     samples = decode(engine, *(greedy(prompt, count) for prompt in PROMPTS))
     assert [sample.tokens for sample in samples] == [slow_greedy(model, p, count) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 5, 16])
+def test_any_context_length_slides(context):
+    model = sharp(GPTConfig(vocab_size=50, context_length=context, emb_dim=16, num_heads=2, num_layers=1))
+    prompts = [[1], [2, 3], list(range(20))]
+    samples = decode(Engine(model), *(greedy(prompt, 50) for prompt in prompts))
+    assert [sample.tokens for sample in samples] == [slow_greedy(model, prompt, 50) for prompt in prompts]
+
+
+def test_log_probabilities_of_a_ragged_batch_are_the_models(model):
+    """The texts have six lengths, are read together, and are longer than the context; PyTorch decodes."""
+    engine = Engine(model)
+    for prompt in PROMPTS:
+        engine.add(Request(tokens=prompt, max_new_tokens=40, seed=1, alternatives=0))
+    for token in engine.run():
+        *before, newest = token.sample.tokens
+        window = torch.tensor([before[window_start(len(before), 64) :]])
+        with torch.no_grad():
+            expected = model(window)[0, -1].log_softmax(-1)
+        assert token.log_probability == pytest.approx(expected[newest].item(), abs=1e-4)
 
 
 def test_samples_of_a_prompt_share_its_reading(model):

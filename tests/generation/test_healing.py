@@ -147,3 +147,11 @@ def test_a_text_is_left_as_it_is_on_request(learned):
     text, how = "We'll see the func", {"max_new_tokens": 5, "sampling": GREEDY}
     by_ids = stream_samples(model, tokenizer, tokenizer.encode(text), **how)
     assert list(stream_samples(model, tokenizer, text, heal=False, **how)) == list(by_ids)
+
+
+@pytest.mark.parametrize("prompt", ["We'll see the ", "We'll see the", "We'll see the func"])
+def test_what_is_typed_ends_as_the_text_would_with_a_space_or_without(learned, prompt):
+    """`--prompt 'the '`, whose last token would be a space that training never saw there."""
+    model, tokenizer = learned
+    pieces = stream_samples(model, tokenizer, prompt, max_new_tokens=300, sampling=GREEDY)
+    assert prompt + "".join(text for _, text in pieces) == SENTENCE

@@ -337,3 +337,15 @@ def test_any_text_has_a_plan_and_its_run(write, corpus, place, capsys):
     assert gpt(f"fit {corpus} --config plan.yaml {PLAIN} {steps}") == 0
     assert summary("planned")["steps"] == 2
     assert 0 < summary("planned")["val_bits_per_byte"] < 30
+
+
+def test_a_text_is_as_large_as_what_its_run_reads(place):
+    """With the part that is held out, of a whole text and of one of which a part is read."""
+    for most in (1 << 30, 100_000):
+        measured = measure(divide_corpus(find_corpus("text.txt"), most_bytes=most))
+        options = {"vocabulary": "learn", "vocab_size": 300, "most_bytes": measured.most_bytes}
+        run = Prepared(prepare("text.txt", **options))
+        sizes = [run.counts[split].bytes for split in SPLITS]
+        assert measured.most_bytes == (None if most > 300_000 else most)
+        assert measured.size == sum(sizes)
+        assert measured.val_fraction == pytest.approx(sizes[1] / sum(sizes), abs=1e-6)

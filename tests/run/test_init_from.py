@@ -69,3 +69,12 @@ def test_weights_with_more_positions_are_resumed_and_exported(weights):
         exported, _ = load(format)
         assert exported.config.context_length == 64
         assert torch.equal(exported.position_embedding.weight, trained.position_embedding.weight)
+
+
+def test_one_command_starts_a_run_from_weights_and_resumes_it(weights, capsys):
+    command = f"{TUNE} --resume auto_or_new"
+    assert gpt(f"{command} --trainer.max_steps 1") == 0
+    assert gpt(f"{command} --trainer.max_steps 2") == 0
+    assert "resuming runs/tuned/checkpoints/last.safetensors, after step 1" in capsys.readouterr().err
+    assert gpt(f"{command} --model.init_from others --trainer.max_steps 3") == 2
+    assert "the run that is resumed began with weights" in capsys.readouterr().err

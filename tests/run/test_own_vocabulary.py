@@ -1,8 +1,14 @@
 """A learned vocabulary travels with the weights: through checkpoints, resumption, fine-tuning and exports."""
 
+import json
+
 import pytest
+import torch
 from tiny_runs import COMMAND, gpt
 
+from gpt.cli import main
+from gpt.data.module import TokenData
+from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import load
 
 PROSE = " ".join(f"word{i * i % 1009} и слово" for i in range(1500))
@@ -14,10 +20,30 @@ def run(tmp_path, monkeypatch, capsys):
     """A run of two steps, in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text(PROSE, "utf-8")
+    (tmp_path / "text.txt").write_text(PROSE, encoding="utf-8")
     assert gpt(f"{COMMAND} {LEARN} --run own --trainer.max_steps 2") == 0
     capsys.readouterr()
     return tmp_path / "runs" / "own"
+
+
+def test_a_checkpoint_alone_is_enough(run, tmp_path, monkeypatch, capsys):
+    learned = TokenData("text.txt", vocabulary="learn:300").tokenizer
+    alone = tmp_path / "elsewhere"
+    alone.mkdir()
+    (run / "checkpoints" / "last.safetensors").rename(alone / "a.safetensors")
+    monkeypatch.setenv("GPT_CACHE", str(alone))
+    monkeypatch.chdir(alone)
+    model, tokenizer = load("a.safetensors")
+    assert tokenizer == learned != Tokenizer("gpt2", 300)
+    assert model.config.vocab_size == 300
+    command = "generate --checkpoint a.safetensors --max_new_tokens 3 --prompt"
+    assert main([*command.split(), "word слово"]) == 0
+    assert capsys.readouterr().out.startswith("word слово")
+    (alone / "b.txt").write_text(PROSE[:3000], encoding="utf-8")
+    assert gpt("evaluate --checkpoint a.safetensors --data b.txt") == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["tokens"] == len(tokenizer.encode(PROSE[:3000])) + 1
+    assert scores["bytes"] == len(PROSE[:3000].encode())
 
 
 def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_their_own(run):
@@ -28,6 +54,27 @@ def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_th
     tuned = f"{options} --model.init_from runs/own --run tuned --trainer.max_steps 2"
     assert gpt(tuned) == 0
     assert load("runs/tuned")[1] == load("runs/own")[1]
+
+
+def test_exports_have_the_same_ids(run, capsys):
+    from transformers import AutoTokenizer
+
+    _, tokenizer = load("runs/own")
+    assert gpt("export --checkpoint runs/own --output hf") == 0
+    theirs = AutoTokenizer.from_pretrained("hf")
+    assert theirs.is_fast
+    text = PROSE[:2000] + "\n\n  don't 中文 \U0001f600<|endoftext|>next"
+    assert theirs.encode(text) == tokenizer.encode(text, allow_special=True)
+    assert theirs.decode(theirs.encode(text)) == text
+    assert theirs.eos_token_id == tokenizer.eot
+    assert gpt("import hf --output back") == 0
+    for path in ("hf", "back"):
+        model, same = load(path)
+        assert same == tokenizer
+        assert torch.equal(model.token_embedding.weight, load("runs/own")[0].token_embedding.weight)
+    for format in ("nanogpt", "book"):
+        assert gpt(f"export --checkpoint runs/own --format {format} --output {format}") == 0
+    assert load("nanogpt")[1] == load("book/model.pth")[1] == tokenizer
 
 
 def test_fine_tuning_keeps_it(run, capsys):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny_runs import COMMAND, fit, gpt, result, run_in
+from tiny_runs import COMMAND, checkpoint, fit, gpt, result, run_in
 
 from gpt.weights.checkpoint import read
 
@@ -50,7 +50,7 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     factor = 10 / 50  # of the warm-up, in the tenth update
     rates = [float(row["learning_rate"]) for row in result(run)[1] if row["train_loss"]]
     assert rates[-1] == pytest.approx(0.0125 * factor)
-    saved = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
+    saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert saved["model"]["optimizer"]["lr"] == 0.0125
     assert read(run / "checkpoints" / "last.safetensors").config.window_dropout
 
@@ -131,3 +131,19 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(save, command, workplace, r
     save({"state_dict": {}, "gpt": Code()}, "evil.safetensors")
     assert "evil.safetensors" in refusal(f"{command} evil.safetensors")
     assert not Path("ran").exists()
+
+
+def test_an_accumulated_batch_is_a_batch(workplace):
+    """1 x 22, and 1 x 22 resumed as 2 x 11: the same steps, to rounding, past an epoch's end."""
+    adamw = "--model.optimizer.schedule constant --model.optimizer.name adamw --model.config.dropout 0"
+    every = "--trainer.val_check_interval 1000 --checkpoint_every 11"
+    whole = "--data.batch_size 22 --trainer.accumulate_grad_batches 1"
+    halves = "--data.batch_size 11 --trainer.accumulate_grad_batches 2"
+    assert fit(adamw, every, whole, "--trainer.max_steps 40 --run one") == 0
+    assert fit(adamw, every, whole, "--trainer.max_steps 11 --run two") == 0
+    assert fit(adamw, every, halves, "--trainer.max_steps 40 --run two --resume auto") == 0
+    one, two = checkpoint("one"), checkpoint("two")
+    assert two.run.step == 40
+    assert two.run.place == one.run.place
+    for name, weight in one.weights.items():
+        torch.testing.assert_close(two.weights[name], weight, rtol=1e-3, atol=1e-4)

@@ -177,10 +177,9 @@ def test_the_page_learns_about_the_model():
 def test_the_page_learns_what_is_copied():
     copied = Copied(np.frombuffer(b"a text that is learned by heart", np.uint8), TOKENIZER, 6)
     ids = TOKENIZER.encode("it is learned badly")
-    with connected(new_app(copied=copied)) as client:
-        assert client.post("/copied", json={"tokens": ids}).json() == {"runs": copied.runs(ids)}
-        for tokens in ([-1], ["x"]):
-            assert client.post("/copied", json={"tokens": tokens}).status_code == 400
+    assert post(new_app(copied=copied), "/copied", tokens=ids).json() == {"runs": copied.runs(ids)}
+    for tokens in ([-1], ["x"]):
+        assert post(new_app(copied=copied), "/copied", tokens=tokens).status_code == 400
     assert post(new_app(), "/copied", tokens=[]).status_code == 404
 
 
@@ -191,7 +190,8 @@ def test_no_other_site_shows_the_page_in_a_frame():
 
 def test_the_model_may_be_left_out_and_looked_up():
     with connected(new_app()) as client:
-        assert client.post("/v1/completions", json={"prompt": "Hi"}).json()["model"] == "tiny"
+        form = {"prompt": "Hi", "max_tokens": 3}
+        assert client.post("/v1/completions", json=form).json()["model"] == "tiny"
         assert client.get("/v1/models/tiny").json()["id"] == "tiny"
         refused = client.get("/v1/models/runs/other").json()["error"]["message"]
     assert "runs/other" in refused and "tiny" in refused

@@ -1,7 +1,7 @@
 import pytest
 
 from gpt.text.template import Template
-from tests.serve.server import TOKENIZER, alone, choice_of, events, new_app, post, streamed
+from tests.serve.server import TOKENIZER, alone, choice_of, events, new_app, post, streamed, talk
 
 TEMPLATE = Template(system="S{content}", user="U{content}\n", assistant="A{content}")
 HI = [{"role": "user", "content": "Hi"}]
@@ -48,6 +48,24 @@ def test_what_clients_send_besides_changes_nothing():
     assert choice_of(chat(**asked, **sent)) == choice_of(chat(**asked))
 
 
+def test_open_webui_gets_the_model_a_reply_and_a_title():
+    """Its version 0.12 offers tools in every chat of its page, and asks for the title without a stream."""
+
+    async def use(client):
+        models = (await client.get("/v1/models")).json()["data"]
+        system = {"role": "system", "content": "Be kind."}
+        form = {"model": models[0]["id"], "messages": [system, *HI], "temperature": 0.0, "max_tokens": 9}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        reply = await client.post("/v1/chat/completions", json={**form, **stream, "tools": [TOOL]})
+        whole = await client.post("/v1/chat/completions", json={**form, "stream": False})
+        return events(reply), whole.json()
+
+    (*pieces, last), whole = talk(new_app(template=TEMPLATE), use)
+    text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
+    assert text == whole["choices"][0]["message"]["content"] != ""
+    assert last["usage"] == whole["usage"]
+
+
 @pytest.mark.parametrize("content", [None, text_part("")], ids=["none", "an empty part"])
 def test_a_message_may_be_empty(content):
     turns = [*HI, {"role": "assistant", "content": content, "tool_calls": []}, *HI]
@@ -57,10 +75,9 @@ def test_a_message_may_be_empty(content):
 
 
 def test_the_stream_adds_up_to_the_reply():
-    """Also where a client offers tools, as Open WebUI does in every chat."""
     form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2}
     whole = chat(**form).json()
-    response = chat(**form, stream=True, stream_options={"include_usage": True}, tools=[TOOL])
+    response = chat(**form, stream=True, stream_options={"include_usage": True})
     assert {event["object"] for event in events(response)} == {"chat.completion.chunk"}
     assert events(response)[-1]["usage"] == whole["usage"]
     for index, choice in enumerate(whole["choices"]):
@@ -77,7 +94,9 @@ def test_the_stream_adds_up_to_the_reply():
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
         ({"logprobs": 1}, "a chat has none"),
+        ({"logprobs": True}, "a chat has none"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: "),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice: "),
         ({"function_call": {"name": "search_notes"}}, "function_call: "),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -97,10 +116,12 @@ def test_what_cannot_be_answered(form, message):
 
 def test_a_model_that_was_not_tuned_on_examples_does_not_chat():
     response = chat(template=None, messages=HI)
-    assert response.status_code == 400 and "has no template for a chat" in response.text
+    assert response.status_code == 400
+    assert "has no template for a chat" in response.json()["error"]["message"]
 
 
 def test_a_wrong_base_url_is_told_the_right_paths():
-    response = post(new_app(), "/chat/completions")
+    response = talk(new_app(), lambda client: client.post("/chat/completions", json={}))
     assert response.status_code == 404
-    assert "there is no path '/chat/completions', expected /v1/chat/completions" in response.text
+    message = response.json()["error"]["message"]
+    assert message.startswith("there is no path '/chat/completions', expected /v1/chat/completions")

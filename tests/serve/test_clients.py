@@ -32,6 +32,13 @@ def test_echo_returns_the_prompt_with_its_log_probabilities():
         assert top[token] == score <= max(top.values())
 
 
+def test_echo_without_new_tokens_only_scores():
+    choice = choice_of(post(new_app(), prompt="Hiya", max_tokens=0, logprobs=2, echo=True))
+    assert (choice["text"], choice["finish_reason"]) == ("Hiya", "length")
+    _, *scores = choice["logprobs"]["token_logprobs"]
+    assert scores == pytest.approx(expected_scores(TOKENIZER.encode("Hiya")), abs=1e-4)
+
+
 def test_echo_without_log_probabilities_and_with_a_stop_string_in_the_prompt():
     form = {"max_tokens": 6, "temperature": 0, "echo": True}
     text = choice_of(post(new_app(), prompt="one two", stop="two", **form))["text"]

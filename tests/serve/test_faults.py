@@ -234,10 +234,12 @@ BRACKETS = b"[" * 200_000 + b"]" * 200_000
     "body",
     [
         b'{"prompt": [' + b"[]," * 340_000 + b"[]]}",
+        b'{"prompt": [' + b"{}," * 340_000 + b"{}]}",
         b'{"prompt": ' + BRACKETS + b"}",
         b'{"prompt": "Hi", "stream_options": {' + b",".join(b'"a%d":7' % i for i in range(80_000)) + b"}}",
         b'{"prompt": "Hi", "seed": ' + b"9" * 1_000_000 + b"}",
         b'{"prompt": "Hi", "n": 2147483647, "max_tokens": ' + b"9" * 4300 + b"}",
+        b'{"prompt": "Hi", "n": 2147483647, "max_completion_tokens": ' + b"9" * 4300 + b"}",
         b'{"prompt": [' + b"9" * 4300 + b"]}",
         b'{"prompt": "Hi", "top_k": ' + b"9" * 4300 + b"}",
         b'{"prompt": "Hi", "temperature": NaN}',
@@ -259,7 +261,9 @@ def test_a_hostile_body_is_refused_at_once(body):
 
 
 def test_every_path_but_the_page_and_the_health_needs_the_key():
-    paths = ["/", "/health", "/about", "/v1/models", "/v1/models/tiny", "/attention", "/v1//models", "/docs"]
+    paths = ["/", "/health", "/about", "/v1/models", "/v1/models/tiny"]
+    paths += ["/attention", "/new", "/v1//models", "/docs"]
+
     with connected(new_app(api_key="secret")) as client:
         assert [path for path in paths if client.get(path).status_code != 401] == ["/", "/health"]
 

@@ -14,7 +14,7 @@ from gpt.generation.compiled import Compiled
 from gpt.serve.history import History
 from gpt.weights.load import load
 from tests.generation.conftest import sharp
-from tests.serve.server import MODEL, TOKENIZER, choice_of, connected, httpx, listening, new_app, post
+from tests.serve.server import MODEL, TOKENIZER, choice_of, connected, get, httpx, listening, new_app, post
 from tests.snapshots import add_snapshot
 
 FORM = {"prompt": "Hi", "max_tokens": 12, "temperature": 0}
@@ -31,6 +31,12 @@ def other(seed: int):
     """A model with other weights."""
     torch.manual_seed(seed)
     return type(MODEL)(MODEL.config).eval()
+
+
+def test_the_losses_are_those_of_the_snapshots(run):
+    add_snapshot(run, 80, other(80), TOKENIZER, float("nan"))
+    about = get(new_app(run=run), "/about").json()
+    assert about["snapshots"] == [1, 16, 64, 80] and about["train"] == [[1, 6.0], [16, 5.0], [64, 3.5]]
 
 
 @pytest.mark.parametrize("step", [1, 64])
@@ -138,12 +144,10 @@ def test_the_loads_of_clients_that_left_do_not_pile_up(run, monkeypatch):
     assert read == [1, 1, 1]  # each once, and none beside another
 
 
-def test_snapshots_appear_with_their_losses_while_the_server_runs(run):
+def test_new_snapshots_appear_while_the_server_runs(run):
     form = {**FORM, "snapshot": 80}
     with connected(new_app(run=run)) as client:
         assert client.post("/v1/completions", json=form).status_code == 404
-        add_snapshot(run, 80, other(80), TOKENIZER, float("nan"))
-        about = client.get("/about").json()
+        add_snapshot(run, 80, other(80), TOKENIZER)
+        assert client.get("/about").json()["snapshots"] == [1, 16, 64, 80]
         assert client.post("/v1/completions", json=form).status_code == 200
-    assert about["snapshots"] == [1, 16, 64, 80]
-    assert about["train"] == [[1, 6.0], [16, 5.0], [64, 3.5]]

@@ -183,7 +183,7 @@ def test_the_example_for_nginx(tmp_path):
             f"{name}_temp_path {tmp_path};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
         config = f"daemon off; pid {tmp_path}/pid; events {{}} http {{ access_log off;\n{paths}{example} }}"
-        (tmp_path / "nginx.conf").write_text(config, "utf-8")
+        (tmp_path / "nginx.conf").write_text(config, encoding="utf-8")
         proxy = subprocess.Popen(["nginx", "-e", "stderr", "-c", tmp_path / "nginx.conf"])
         try:
             check_proxy(port)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from gpt.generation import stream_samples
+from gpt.generation.sampling import Sampling
 from gpt.serve.app import create_app
 from tests.generation.memorised import SENTENCE, memorised, vocabulary
 from tests.serve.server import choice_of, post, streamed
@@ -33,7 +35,6 @@ def test_a_prompt_is_continued_by_the_rest_of_the_sentence(ask, prompt):
 
 
 def test_an_echo_has_the_tokens_of_its_text(ask, prompt):
-    """In a stream the first piece has the prompt's, which may be others than those of the typed text."""
     form = {"prompt": prompt, "echo": True, "logprobs": 1, **GREEDY}
     response = ask(**form)
     choice = choice_of(response)
@@ -46,8 +47,14 @@ def test_an_echo_has_the_tokens_of_its_text(ask, prompt):
     assert all(score is None or score > -0.5 for score in logprobs["token_logprobs"])
     read = [id_ for id_ in logprobs["prompt_token_ids"] if id_ != TOKENIZER.eot]
     assert read == ids[: len(ids) - response.json()["usage"]["completion_tokens"]]
+
+
+def test_the_first_piece_of_a_stream_has_the_prompts_tokens(ask, prompt):
+    """The page needs them, since they may be others than those of the typed text."""
+    form = {"prompt": prompt, "echo": True, "logprobs": 1, **GREEDY}
+    expected = choice_of(ask(**form))["logprobs"]["prompt_token_ids"]
     first, *others = [piece["logprobs"] for piece in streamed(ask(**form, stream=True))]
-    assert first["prompt_token_ids"] == logprobs["prompt_token_ids"]
+    assert first["prompt_token_ids"] == expected
     assert not any("prompt_token_ids" in piece for piece in others)
 
 
@@ -65,3 +72,23 @@ def test_ids_are_left_as_they_are_and_so_are_texts_on_request(ask):
 
     by_ids = text(TOKENIZER.encode("We'll see the fu"))
     assert by_ids == text("We'll see the fu", heal=False) != text("We'll see the fu")
+
+
+SAMPLING = [
+    {"temperature": 3.0, "top_k": 20},
+    {"temperature": 3.0, "top_p": 0.6},
+    {"temperature": 5.0, "min_p": 0.02},
+    {"temperature": 3.0, "repetition_penalty": 50.0},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+def test_a_seed_gives_the_text_of_gpt_generate_to_each_of_several_choices(ask, model, sampling):
+    form = {"prompt": "We'll see the fu", "max_tokens": 6, "seed": 4, "n": 3}
+    texts = [choice["text"] for choice in ask(**form, **sampling).json()["choices"]]
+    expected = ["", "", ""]
+    options = {"max_new_tokens": 6, "seed": 4, "num_samples": 3, "sampling": Sampling(**sampling)}
+    for k, piece in stream_samples(model, TOKENIZER, "We'll see the fu", **options):
+        expected[k] += piece
+    assert texts == expected
+    assert len(set(texts)) > 1

@@ -73,3 +73,13 @@ def test_the_share_that_is_sampled_is_that_of_a_text(vocab_size, tokens):
         expected = (targets + (vocab_size - targets) / rate) / vocab_size
         assert sampled_share(vocab_size, tokens, rate) == pytest.approx(expected, abs=0.1)
     assert sampled_share(vocab_size, tokens, 1) == 1
+
+
+def test_on_average_a_sample_has_the_whole_softmaxs_denominator():
+    features, weight, targets = leaves()
+    with torch.no_grad():
+        logits = features[:1] @ weight.T
+        losses = [sampled_cross_entropy(features[:1], weight, targets[:1], 4) for _ in range(3000)]
+        denominators = torch.stack(losses).exp() * logits[0, targets[0]].exp()
+    error = denominators.std() / len(losses) ** 0.5
+    assert abs(denominators.mean() - logits.exp().sum()) < 4 * error < 0.1 * logits.exp().sum()
