@@ -2,6 +2,8 @@
 
 from typing import TypedDict
 
+from gpt.weights.figures import bits_of_best
+
 Figures = dict[str, float | None]
 
 
@@ -55,14 +57,6 @@ def for_people(summary: Summary, folder: str, is_chat: bool) -> list[tuple[str, 
 def best_bits_per_byte(summary: Summary) -> float | None:
     """Return the bits per byte of the best checkpoint; None if nothing was validated."""
     return bits_of_best(summary["val_bits_per_byte"], summary["val_loss"], summary["best_loss"])
-
-
-def bits_of_best(bits: float | None, loss: float | None, best_loss: float | None) -> float | None:
-    """Return the bits per byte at the best loss, from the last validation's bits and loss.
-
-    All validations score the same text, so the ratio of bits to loss is the same. None if one is missing.
-    """
-    return None if bits is None or best_loss is None else bits * best_loss / (loss or 1)
 
 
 def minutes(seconds: float) -> str:

@@ -37,6 +37,14 @@ class Figures:
 def _bits_per_byte(run: RunPart) -> float | None:
     """Return the bits per byte of a run's checkpoint, None if it was not validated."""
     bits, loss = run.validation.get("val_bits_per_byte"), run.validation.get("val_loss")
-    if bits and loss and run.best_loss and run.best_step == run.step:
-        return bits * run.best_loss / loss  # the best loss is that at the checkpoint's temperature
+    if loss and run.best_loss and run.best_step == run.step:
+        return bits_of_best(bits, loss, run.best_loss)  # the best loss is that at its temperature
     return bits
+
+
+def bits_of_best(bits: float | None, loss: float | None, best_loss: float | None) -> float | None:
+    """Return the bits per byte at the best loss, from the last validation's bits and loss.
+
+    All validations score the same text, so the ratio of bits to loss is the same. None if one is missing.
+    """
+    return None if bits is None or best_loss is None else bits * best_loss / (loss or 1)
