@@ -3,23 +3,55 @@ import sys
 
 import pytest
 import yaml
+from tiny_runs import TEXT, TINY
 
 from gpt.cli import COMMANDS, main, message
 from gpt.files import atomic_write
 
 HELP = "import gpt, gpt.cli; gpt.cli.main(['--help'])"
+ALONE = "import gpt.cli, sys; sys.argv[1:] = ['runs']; gpt.cli.main()"
+CALLED = "import gpt.cli; gpt.cli.main(['runs'])"
 PACKAGE = "import gpt.generation, gpt.plan.command; from gpt import GPT, Tokenizer, generate"
+
+# What `gpt fit` imports beside Lightning and its imports: each takes little time.
+LIGHT = {"PIL", "docstring_parser", "gpt", "jsonargparse", "matplotlib", "regex", "safetensors", "tiktoken"}
+LIGHT |= {"tiktoken_ext", "tokenizers", "torch", "typeshed_client", "yaml"}
 
 
 @pytest.mark.parametrize(
     ("program", "heavy"),
     [
-        pytest.param(HELP, "torch lightning datasets numpy matplotlib", id="help"),
+        pytest.param(HELP, "torch lightning datasets numpy matplotlib importlib.metadata", id="help"),
         pytest.param(PACKAGE, "lightning datasets transformers matplotlib", id="package"),
     ],
 )
 def test_nothing_heavy_is_imported_for(program, heavy):
     check = f"import sys; heavy = set({heavy.split()}) & set(sys.modules); assert not heavy, heavy"
+    subprocess.run([sys.executable, "-c", f"{program}; {check}"], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_run_of_one_step_imports_little_beside_lightning(tmp_path):
+    """What Lightning imports by itself, torch's compiler and torchmetrics among it, cannot be left out."""
+    (tmp_path / "text.txt").write_text(TEXT, "utf-8")
+    program = f"""
+import sys, lightning.pytorch
+from gpt.cli import main
+
+before = set(sys.modules)
+assert main({TINY} + ["--trainer.max_steps", "1", "--data.vocabulary", "learn"]) == 0
+added = [name.partition(".")[0] for name in set(sys.modules) - before]
+print(added.count("torch"), *set(added) - sys.stdlib_module_names)
+"""
+    process = [sys.executable, "-c", program]
+    done = subprocess.run(process, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True)
+    parts_of_torch, *others = done.stdout.splitlines()[-1].split()
+    assert int(parts_of_torch) < 30  # its compiler, for example, has hundreds
+    assert set(others) <= LIGHT, set(others) - LIGHT
+
+
+@pytest.mark.parametrize(("program", "frozen"), [(ALONE, True), (CALLED, False)])
+def test_pythons_collector_leaves_out_what_a_process_of_its_own_has_imported(program, frozen):
+    check = f"import gc; assert gc.isenabled() and bool(gc.get_freeze_count()) == {frozen}"
     subprocess.run([sys.executable, "-c", f"{program}; {check}"], check=True, stdout=subprocess.DEVNULL)
 
 
