@@ -172,7 +172,7 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--hostile", type=float, default=0.1, help="the fraction of hostile requests")
-    parser.add_argument("--precision", default="bfloat16", choices=["float32", "bfloat16", "int8"])
+    parser.add_argument("--precision", default="bfloat16", choices=["float32", "bfloat16", "int8", "int4"])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from gpt.model import GPT
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, choose_device, load_with_template, read_weights
+from gpt.weights.rounding import Precision, in_precision
 
 
 class TextScore(TypedDict):
@@ -47,6 +48,7 @@ def evaluate(
     text_column: str | None = None,
     skip_bad_rows: int | None = None,
     choices: bool = False,
+    precision: Precision | None = None,
     device: Device = "auto",
 ) -> None:
     """Score a model on a text: print nats per token, perplexity and bits per byte as JSON.
@@ -63,6 +65,7 @@ def evaluate(
         text_column: as in gpt prepare.
         skip_bad_rows: as in gpt prepare.
         choices: take the completions of examples for labels, and choose the likeliest one for each prompt.
+        precision: the precision of the weights, by default the model's own, as in gpt generate.
         device: where the model runs; auto takes a GPU if there is one.
     """
     if data is None:
@@ -77,8 +80,9 @@ def evaluate(
         skip_bad_rows=skip_bad_rows,
         template=template,
     )
+    scored = in_precision(model, precision)
     score_data = score_labels if choices else score_text
-    print(json.dumps({"data": data, **score_data(model, tokenizer, data, split, reading)}, indent=2))
+    print(json.dumps({"data": data, **score_data(scored, tokenizer, data, split, reading)}, indent=2))
 
 
 def score_text(

@@ -16,6 +16,7 @@ from torch import Tensor
 from gpt.config import GPTConfig
 from gpt.generation.cache import Cache, Read
 from gpt.model import GPT
+from gpt.weights.rounding import Int4, Int8, Rounding, is_rounded, rounded_weight
 
 LANES = 16  # `W` in step.cpp; a head's width must be a multiple of it, and the model's of twice as much
 
@@ -39,10 +40,10 @@ _BLOCK_LAYERS = {
 
 
 class _Layer(ctypes.Structure):
-    """The addresses of a layer's tensors: `scale` is null unless the weight is int8."""
+    """The addresses of a layer's tensors: `scale` is null unless the weight is int8 or int4."""
 
     _fields_ = (
-        ("weight", ctypes.c_void_p),  # (O, I), or (O,) of a norm
+        ("weight", ctypes.c_void_p),  # (O, I), or (O,) of a norm; int4: see `_packed`
         ("scale", ctypes.c_void_p),  # (O,) float32
         ("bias", ctypes.c_void_p),  # (O,) float32
     )
@@ -58,7 +59,7 @@ class _Model(ctypes.Structure):
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        ("kind", ctypes.c_int64),  # of the matrices: 0 float32, 1 bfloat16, 2 int8
+        ("kind", ctypes.c_int64),  # of the matrices: 0 float32, 1 bfloat16, 2 int8, 3 int4
         ("narrow", ctypes.c_int64),  # whether the embeddings are bfloat16
         ("rounds", ctypes.c_int64),  # whether inputs and outputs of products are rounded to bfloat16
         ("layers", ctypes.c_int64),
@@ -105,7 +106,7 @@ class Compiled:
     Args:
         program: the result of `build`.
         model: the model. Its float32 or bfloat16 matrices are used in place, without a copy.
-        int8: round the matrices to int8.
+        rounding: round the matrices to int8 or int4.
         threads: how many threads compute, by default as many as PyTorch's.
 
     Raises:
@@ -113,14 +114,19 @@ class Compiled:
     """
 
     def __init__(
-        self, program: ctypes.CDLL, model: GPT, *, int8: bool = False, threads: int | None = None
+        self,
+        program: ctypes.CDLL,
+        model: GPT,
+        *,
+        rounding: Rounding | None = None,
+        threads: int | None = None,
     ) -> None:
-        self.int8 = int8
+        self.rounding = rounding
         self._threads = threads
         self.like = torch.zeros(())  # its device and type are those of a suitable cache
         self._config = model.config
         self._is_bfloat16 = model.head.weight.dtype == torch.bfloat16
-        self._tensors = dict(_tensors(model, int8))
+        self._tensors = dict(_tensors(model, rounding))
         self._model = _Model(
             **{field: self._tensors[name].addresses() for field, name in _MODEL_LAYERS.items()},
             blocks=self._blocks(),
@@ -151,11 +157,9 @@ class Compiled:
         return blocks
 
     def _shape(self, tokens: int) -> _Shape:
-        kind = 0
-        if self.int8:
-            kind = 2
-        elif self._is_bfloat16:
-            kind = 1
+        kind = 1 if self._is_bfloat16 else 0
+        if self.rounding:
+            kind = {"int8": 2, "int4": 3}[self.rounding]
         return _Shape(
             kind=kind,
             narrow=self._is_bfloat16,
@@ -188,7 +192,7 @@ def _tokens(reads: Sequence[Read], cache: Cache) -> Iterator[_Token]:
             )
 
 
-def _tensors(model: GPT, int8: bool) -> Iterator[tuple[str, _Tensors]]:
+def _tensors(model: GPT, rounding: Rounding | None) -> Iterator[tuple[str, _Tensors]]:
     """Yield the name and the tensors of each layer. All except matrices become float32.
 
     Raises ValueError unless the model has the tensors of a GPT, all of one type.
@@ -205,8 +209,10 @@ def _tensors(model: GPT, int8: bool) -> Iterator[tuple[str, _Tensors]]:
         if weight.shape != shape or bias.shape != shape[:1]:
             raise ValueError("its layers are not those of GPT")
         weight = weight.float() if len(shape) == 1 else weight.contiguous()
-        if int8 and len(shape) == 2 and "embedding" not in name:
-            weight, scale = quantized(weight)
+        if rounding and is_rounded(name, weight):
+            stored = rounded_weight(name, weight, rounding)
+            scale = stored.scale
+            weight = stored.steps if isinstance(stored, Int8) else _packed(stored)
         yield name, _Tensors(weight, scale, bias.float())
     if state:
         raise ValueError("its layers are not those of GPT")
@@ -228,11 +234,10 @@ def _shapes(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "head", (config.vocab_size, width)
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a matrix to int8: return it, (O, I), and the scale of each row, (O,).
-
-    A row's largest absolute value becomes 127.
-    """
-    weight = weight.float().contiguous()
-    scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
-    return (weight / scale[:, None]).round().to(torch.int8), scale
+def _packed(matrix: Int4) -> Tensor:
+    """Return the matrix as `Group`s of step.cpp, (O / 8, I / GROUP, 136) uint8."""
+    rows, groups = matrix.steps.shape
+    steps = matrix.steps.view(torch.uint8).view(rows // 8, 8, groups).mT
+    levels = (matrix.levels + 8).view(torch.uint8).view(rows // 8, 8, groups, 4, 2, 4)
+    lower, upper = levels.permute(4, 0, 2, 3, 1, 5)  # (O / 8, I / GROUP, 4, 8, 4) each
+    return torch.cat([steps, (lower | upper << 4).flatten(2)], dim=2)

@@ -27,13 +27,13 @@ from gpt.generation.forward import Forward
 from gpt.model import GPT
 from gpt.progress import notice
 from gpt.weights.formats.table import on_meta
+from gpt.weights.rounding import Precision, Rounding, rounded
 
-Precision = Literal["float32", "bfloat16", "int8"]
-BackendName = Literal["auto", "pytorch", "int8"]
+BackendName = Literal["auto", "pytorch", "int8", "int4"]
 """The names of what computes logits.
 
 auto: the compiled program if it is built and gives the model's logits, else PyTorch. pytorch: always PyTorch.
-int8: the compiled program, with matrices rounded to int8."""
+int8, int4: the compiled program, with matrices rounded to it."""
 Backend = Compiled | Forward
 
 _PLACES = 4  # how many positions are compared, the last ones of each text
@@ -45,11 +45,11 @@ _WORK = 400_000_000
 _AT_ONCE = ((0, _PLACES),)
 _IN_PARTS = ((_PLACES, 1), (1, _PLACES - 1), (0, 1))
 # How much logits may differ: root mean square of the difference, relative to that of the logits. Measured:
-# 3e-6 between float32 kernels, 0.034 between bfloat16 kernels, 0.073 by rounding to int8. Another activation
-# function gives 0.07 and more.
+# 3e-6 between float32 kernels, 0.034 between bfloat16 kernels, up to 0.09 between them and the products of
+# int8 or int4. Another activation function gives 0.07 and more.
 EXACT = 2e-5
 _ROUNDED = 0.05
-_INT8 = 0.15
+_WITH_INTEGERS = 0.15
 _TINY_STD = 0.2  # of the tiny model's weights: large enough for a difference in any function to count
 _tell_once = functools.cache(notice)
 
@@ -68,12 +68,12 @@ _tested = WeakKeyDictionary[GPT, dict[BackendName, _Tested]]()
 def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     """Put a model into evaluation mode and its weights into a precision, and return it.
 
-    None keeps the precision. int8 keeps it too, as the engine rounds the weights when it is told to: see
-    `backend_for`. Raises the errors of `backend_of`.
+    None keeps the precision. int8 and int4 keep it too, as the engine rounds the weights when it is told to:
+    see `backend_for`. Raises the errors of `backend_of`.
     """
     model.eval()
-    if precision == "int8":
-        backend_of(model, "int8")
+    if precision == "int8" or precision == "int4":
+        backend_of(model, precision)
     elif precision is not None:
         model.to(getattr(torch, precision))
     return model
@@ -81,7 +81,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
 
 def backend_for(precision: Precision | None) -> BackendName:
     """Return the engine's backend for a model that `for_decoding` has put into this precision."""
-    return "int8" if precision == "int8" else "auto"
+    return precision if precision == "int8" or precision == "int4" else "auto"
 
 
 def suits_program(model: GPT) -> bool:
@@ -95,38 +95,39 @@ def suits_program(model: GPT) -> bool:
 def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     """Return the backend of this name. It gives the logits of the model's own `forward`.
 
-    A model is tested once, and again when it has changed. For int8 the program is built if it does not exist.
-    Raises InputError if that fails, or if the program does not suit the model.
+    A model is tested once, and again when it has changed. For int8 and int4 the program is built if it does
+    not exist. Raises InputError if that fails, or if the program does not suit the model.
     """
+    rounding = None if name == "auto" or name == "pytorch" else name
     program = None
     if name != "pytorch" and suits_program(model):
-        program = build.build() if name == "int8" else build.program()
+        program = build.build() if rounding else build.program()
     results = _tested.setdefault(model, {})
     if name not in results:
-        results[name] = _test_once(model, program, int8=name == "int8")
+        results[name] = _test_once(model, program, rounding)
     elif results[name].state != _state(model, program):  # in training no weights come twice
-        results[name] = _test(model, program, int8=name == "int8")
+        results[name] = _test(model, program, rounding)
     result = results[name]
     if result.program:
         return result.program
-    if name == "int8":
+    if rounding:
         raise InputError(
-            "precision int8 is for an unchanged model on a CPU, of a width that 32 divides, "
+            f"precision {rounding} is for an unchanged model on a CPU, of a width that 32 divides, "
             "with heads whose width 16 divides"
         )
     return Forward(model, cached=result.cache_is_correct)
 
 
 @torch.inference_mode()
-def _test_once(model: GPT, program: ctypes.CDLL | None, int8: bool) -> _Tested:
+def _test_once(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Tested:
     """Find out the same as `_test`, which is not called if an earlier process has noted its result."""
     if program is None:
-        return _test(model, program, int8)
+        return _test(model, program, rounding)
     path = build.program_path()
-    note = notes.key(model, program, path, int8=int8)
+    note = notes.key(model, program, path, rounding=rounding)
     if note and notes.has(path, note) and _computes_tiny(model, program):
-        return _Tested(_state(model, program), Compiled(program, model, int8=int8))
-    result = _test(model, program, int8)
+        return _Tested(_state(model, program), Compiled(program, model, rounding=rounding))
+    result = _test(model, program, rounding)
     if note and result.program:
         notes.keep(path, note)
     return result
@@ -156,7 +157,7 @@ def _computes_tiny(model: GPT, program: ctypes.CDLL) -> bool:
 
 
 @torch.inference_mode()
-def _test(model: GPT, program: ctypes.CDLL | None, int8: bool) -> _Tested:
+def _test(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Tested:
     """Find out whether the program is correct, and else whether a cache is. None stands for no program."""
     if model.config.context_length < _PLACES + 2:
         return _Tested(_state(model, program), None)
@@ -166,9 +167,9 @@ def _test(model: GPT, program: ctypes.CDLL | None, int8: bool) -> _Tested:
         try:
             compiled = Compiled(program, model)
             texts.check(compiled, _AT_ONCE, tolerance)
-            if int8:
-                compiled = Compiled(program, model, int8=True)
-                texts.check(compiled, _AT_ONCE, _INT8)
+            if rounding:  # beside PyTorch with rounded weights, as to round them changes logits by more
+                compiled = Compiled(program, model, rounding=rounding)
+                _Texts(rounded(model, rounding)).check(compiled, _AT_ONCE, _WITH_INTEGERS)
             return _Tested(_state(model, program), compiled)
         except Exception as error:
             _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")

@@ -30,6 +30,7 @@ from gpt.errors import InputError
 from gpt.files import Folder, atomic_write, file_sha256
 from gpt.generation.compiled import Compiled
 from gpt.model import GPT
+from gpt.weights.rounding import Rounding
 
 _LOADED = time.time()  # seconds; the package's files are read until then
 _PACKAGE = Path(__file__).parents[1]
@@ -53,7 +54,7 @@ class _UnknownError(Exception):
     """The model has something whose effect is not known."""
 
 
-def key(model: GPT, program: ctypes.CDLL, path: Path, *, int8: bool) -> str | None:
+def key(model: GPT, program: ctypes.CDLL, path: Path, *, rounding: Rounding | None) -> str | None:
     """Return a hash of all that decides what the comparison of a model and the program at `path` finds.
 
     None if something in the model is unknown.
@@ -68,7 +69,7 @@ def key(model: GPT, program: ctypes.CDLL, path: Path, *, int8: bool) -> str | No
             torch.__version__,
             torch.get_num_threads(),
             torch.get_float32_matmul_precision(),
-            int8,
+            rounding,
         ]
     except (_UnknownError, OSError):
         return None

@@ -11,8 +11,8 @@
 // chunk.
 //
 // From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of
-// weight; sums and e^x; tiles, which are the inner loops of products; `Step`, what one thread does; `run`,
-// which starts the threads. Last comes `hash`, by which `notes.py` knows weights again.
+// weight; sums and e^x; tiles, which are the inner loops of products; products of int4; `Step`, what one
+// thread does; `run`, which starts the threads. Last comes `hash`, by which `notes.py` knows weights again.
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -57,8 +57,8 @@ struct alignas(4 * W) Line { float values[W]; };
 
 // `compiled.py` declares the same structures, with the same fields in the same order.
 struct Layer {
-  const void* weight;  // (O, I), or (O,) of a norm
-  const float* scale;  // (O,), or null unless the weight is int8
+  const void* weight;  // (O, I), or (O,) of a norm; in int4 groups, (O / EIGHT, I / GROUP)
+  const float* scale;  // (O,), or null unless the weight is int8 or int4
   const float* bias;  // (O,)
 };
 struct Block {
@@ -70,7 +70,7 @@ struct Model {
   const Block* blocks;
 };
 struct Shape {
-  int64_t kind;  // of the matrices: 0 float32, 1 bfloat16, 2 int8
+  int64_t kind;  // of the matrices: 0 float32, 1 bfloat16, 2 int8, 3 int4, where the head is int8
   int64_t narrow;  // whether the embeddings are bfloat16
   int64_t rounds;  // whether inputs and outputs of products are rounded to bfloat16
   int64_t layers, D, H, V;
@@ -284,12 +284,115 @@ static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const 
   return sums(total);
 }
 
+constexpr int EIGHT = 8;  // outputs whose int4 weights lie together
+constexpr int GROUP = 32;  // inputs that share a step
+
+// int4 weights of EIGHT outputs and GROUP inputs; each is 0 to 15 and stands for 8 less.
+struct Group {
+  int8_t steps[EIGHT];  // of each output, in units of its scale
+  // [j][o][u]: in the lower half output o's input 8 j + u, in the upper half its input 8 j + 4 + u
+  uint8_t pairs[4][EIGHT][4];
+};
+template <> struct Stored<Group> : Stored<int8_t> {};
+
+// GROUP inputs of a product with int4, as int8.
+struct Inputs {
+  float unit;
+  int16_t offsets[2];  // 8 times the sums of inputs 0, 1, 4, 5, 8, 9 ... and 2, 3, 6, 7 ...
+  int8_t values[GROUP];
+};
+
+// In vectors of these types an output has four bytes.
+typedef float EightFloats __attribute__((vector_size(4 * EIGHT)));
+typedef int32_t EightInts __attribute__((vector_size(4 * EIGHT)));
+typedef int16_t EightPairs __attribute__((vector_size(4 * EIGHT)));
+typedef uint8_t EightFours __attribute__((vector_size(4 * EIGHT)));
+typedef int16_t EightShorts __attribute__((vector_size(2 * EIGHT)));
+typedef int8_t EightBytes __attribute__((vector_size(EIGHT)));
+
+// The sums of two neighbours' products: of weights, and of the same four inputs for each output.
+static EightPairs multiply_pairs(EightFours weights, const int8_t* inputs) {
+  EightInts same = EightInts{} + read<int32_t>(inputs);
+#ifdef __AVX2__
+  return (EightPairs)_mm256_maddubs_epi16((__m256i)weights, (__m256i)same);
+#else
+  EightPairs w = (EightPairs)weights, x = (EightPairs)same;
+  return (w & 255) * (x << 8 >> 8) + (w >> 8) * (x >> 8);
+#endif
+}
+
+// The sums of two neighbours.
+static EightInts add_pairs(EightPairs pairs) {
+#ifdef __AVX2__
+  return (EightInts)_mm256_madd_epi16((__m256i)pairs, (__m256i)(EightPairs{} + 1));
+#else
+  return ((EightInts)pairs << 16 >> 16) + ((EightInts)pairs >> 16);
+#endif
+}
+
+static EightFloats steps_of(const Group* weight) {
+#ifdef __AVX2__
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(weight->steps)));
+#else
+  EightShorts wide = __builtin_convertvector(read<EightBytes>(weight->steps), EightShorts);
+  return __builtin_convertvector(__builtin_convertvector(wide, EightInts), EightFloats);
+#endif
+}
+
+// The products of a row of x, in `count` groups, with EIGHT rows of a weight. 32 products of 15 and 127 at
+// most, and so the sums of a group, fit into int16.
+static EightFloats int4_tile(const Group* weight, const Inputs* x, int64_t count) {
+  EightFloats total = {};
+  for (const Inputs* end = x + count; x < end; x++, weight++) {
+    for (int line = 0; line < 192; line += 64) __builtin_prefetch((const char*)(weight + 32) + line, 0, 3);
+    EightPairs pairs = {};
+    UNROLL
+    for (int j = 0; j < 4; j++) {
+      EightFours both = read<EightFours>(weight->pairs[j]);
+      pairs += multiply_pairs(both & 15, x->values + 8 * j);
+      pairs += multiply_pairs(both >> 4, x->values + 8 * j + 4);
+    }
+    EightInts sums = add_pairs(pairs - (EightPairs)(EightInts{} + read<int32_t>(x->offsets)));
+    total += __builtin_convertvector(sums, EightFloats) * (steps_of(weight) * x->unit);
+  }
+  return total;
+}
+
 struct Range { int64_t begin, end; };
 
 // W numbers of an embedding, float32 or bfloat16.
 static Floats embedded(const void* table, bool narrow, int64_t at) {
   if (!narrow) return load((const float*)table + at);
   return (Floats)(__builtin_convertvector(read<Halves>((const uint16_t*)table + at), Ints) << 16);
+}
+
+// A row of inputs (I,), float32 or bfloat16, for products with int4 -> to (I / GROUP,). A group's largest
+// becomes 127.
+static void round_groups(const void* row, bool narrow, int64_t I, Inputs* to) {
+  for (int64_t begin = 0; begin < I; begin += GROUP, to++) {
+    Floats values[GROUP / W];
+    Floats largest = {};  // absolute values
+    Floats nothing = {};  // zeros, but NaN where an input is not finite
+    for (int k = 0; k < GROUP / W; k++) {
+      Floats value = values[k] = embedded(row, narrow, begin + k * W);
+      Floats size = value < 0.0f ? -value : value;
+      largest = largest < size ? size : largest;
+      nothing += value * 0.0f;
+    }
+    float most = 1e-30f;
+    for (int lane = 0; lane < W; lane++) most = std::max(most, largest[lane]);
+    Ints pairs = {};  // sums
+    for (int k = 0; k < GROUP / W; k++) {
+      Floats value = values[k] * (127 / most);
+      Ints whole = __builtin_convertvector(value + (value < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
+      Bytes bytes = __builtin_convertvector(__builtin_convertvector(whole, Shorts), Bytes);
+      memcpy(to->values + k * W, &bytes, sizeof bytes);
+      pairs += whole;
+    }
+    to->unit = most / 127 + sum(nothing);
+    to->offsets[0] = to->offsets[1] = 0;
+    for (int lane = 0; lane < W; lane++) to->offsets[lane / 2 % 2] += 8 * pairs[lane];
+  }
 }
 
 // What all threads read and write. Input: the type in which inputs of products are stored.
@@ -302,18 +405,19 @@ struct Shared {
   std::atomic<int64_t> arrived = 0;  // at a barrier, counted over all barriers
 };
 
-// What one thread does. Type: that of the weights, float, int8_t, or uint16_t for bfloat16.
+// What one thread does. Type: that of the blocks' weights, float, int8_t, Group, or uint16_t for bfloat16.
 template <class Type>
 struct Step {
   typedef typename Stored<Type>::Input Input;
   typedef typename Stored<Type>::Factor Factor;
+  typedef std::conditional_t<std::is_same_v<Type, Group>, int8_t, Type> Head;
   const Model& model;
   const Shape& s;
   const Token* tokens;
   Shared<Input>& shared;
   int64_t t, T;  // this thread, and how many there are
   Input* h;  // (N, D), normalised
-  Factor* rounded;  // place for MOST rows of 4 D, where inputs are multiplied as another type
+  void* rounded;  // place for MOST rows of 4 D, where inputs are multiplied as another type
   float* scores;  // place for those of one query
   int64_t expected = 0;  // of `arrived`, at the next barrier
 
@@ -360,13 +464,13 @@ struct Step {
       return token.cache + layer * token.per_layer + part * token.per_part + head * token.per_head;
     };
     normalise(block.attention_norm, shared.x, N, h);
-    product(block.query, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+    product<Type>(block.query, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
       store(shared.queries + n * D + o, values);
     });
-    product(block.key, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+    product<Type>(block.key, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
       store(cached(0, n, o / K) + tokens[n].position * K + o % K, values);
     });
-    product(block.value, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
+    product<Type>(block.value, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
       store(cached(1, n, o / K) + tokens[n].position * K + o % K, values);
     });
     meet();
@@ -387,7 +491,7 @@ struct Step {
     const int64_t N = s.N;
     const int64_t D = s.D;
     normalise(block.feed_forward_norm, shared.x, N, h);
-    product(block.up, h, N, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
+    product<Type>(block.up, h, N, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
       store(shared.inner + n * 4 * D + o, activate(values));
     });
     meet();
@@ -403,14 +507,14 @@ struct Step {
       normalise(model.final_norm, shared.x + n * s.D, 1, h + scored * s.D);
       scored++;
     }
-    product(model.head, h, scored, s.D, s.V, [&](int64_t n, int64_t o, Floats values) {
+    product<Head>(model.head, h, scored, s.D, s.V, [&](int64_t n, int64_t o, Floats values) {
       memcpy(logits + n * s.V + o, &values, 4 * std::min<int64_t>(W, s.V - o));
     });
   }
 
   // Adds a product of inputs (N, I) to x (N, D).
   void add_product(const Layer& linear, const Input* inputs, int64_t I) const {
-    product(linear, inputs, s.N, I, s.D, [&](int64_t n, int64_t o, Floats values) {
+    product<Type>(linear, inputs, s.N, I, s.D, [&](int64_t n, int64_t o, Floats values) {
       float* to = shared.x + n * s.D + o;
       store(to, load(to) + values);
     });
@@ -436,8 +540,9 @@ struct Step {
     if constexpr (std::is_same_v<Input, Factor>) {
       return x;
     } else {
-      for (int64_t n = 0; n < N; n++) units[n] = round_row(x + n * I, I, rounded + n * I);
-      return rounded;
+      Factor* to = (Factor*)rounded;
+      for (int64_t n = 0; n < N; n++) units[n] = round_row(x + n * I, I, to + n * I);
+      return to;
     }
   }
 
@@ -474,32 +579,57 @@ struct Step {
   }
 
   // Call write(row, output, values) for each row of x (N, I) and each W of this thread's outputs (N, O).
-  template <class Write>
+  // Weight: the type of this layer's.
+  template <class Weight, class Write>
   void product(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
     float units[MOST];
     for (int64_t n = 0; n < N; n += MOST) {
       const int64_t rows = std::min(MOST, N - n);
-      const Factor* some = factors(x + n * I, rows, I, units);
-      if (N == 1) return one_row(linear, some, units[0], I, O, write);
-      some_rows(linear, some, units, rows, I, O, [&](int64_t row, int64_t o, Floats values) {
-        write(n + row, o, values);
-      });
+      auto write_some = [&](int64_t row, int64_t o, Floats values) { write(n + row, o, values); };
+      if constexpr (std::is_same_v<Weight, Group>) {
+        int4_rows(linear, x + n * I, rows, I, O, write_some);
+      } else {
+        const Factor* some = factors(x + n * I, rows, I, units);
+        if (N == 1) return one_row<Weight>(linear, some, units[0], I, O, write);
+        some_rows<Weight>(linear, some, units, rows, I, O, write_some);
+      }
+    }
+  }
+
+  // For up to MOST rows of x and a weight in int4, which stays in the L1 cache for all of them.
+  template <class Write>
+  void int4_rows(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
+    const int64_t groups = I / GROUP;
+    Inputs* inputs = (Inputs*)rounded;
+    for (int64_t n = 0; n < N; n++) round_groups(x + n * I, sizeof(Input) == 2, I, inputs + n * groups);
+    const Range own = part(O);
+    for (int64_t o = own.begin; o < own.end; o += W) {
+      const Group* weight = (const Group*)linear.weight + o / EIGHT * groups;
+      const auto finished = finish(linear, o, O);
+      for (int64_t n = 0; n < N; n++) {
+        Line totals;
+        for (int k = 0; k < W / EIGHT; k++) {
+          EightFloats total = int4_tile(weight + k * groups, inputs + n * groups, groups);
+          memcpy(totals.values + k * EIGHT, &total, sizeof total);
+        }
+        write(n, o, finished(load(totals.values), 1));
+      }
     }
   }
 
   // For one row of x: write(0, output, values) for each W of this thread's outputs.
-  template <class Write>
+  template <class Weight, class Write>
   void one_row(const Layer& linear, const Factor* x, float unit, int64_t I, int64_t O, Write write) const {
     constexpr int STEP = 4 * W / sizeof(Factor);
-    constexpr int64_t APART = apart_of<Type>();
-    constexpr int BYTES = APART == 1 ? W * STEP * sizeof(Type) : 0;
+    constexpr int64_t APART = apart_of<Weight>();
+    constexpr int BYTES = APART == 1 ? W * STEP * sizeof(Weight) : 0;
     Line totals[APART];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += APART * W) {
       const int64_t outputs = std::min(APART * W, own.end - o);
       const int64_t apart = (outputs + W - 1) / W;
       for (int64_t k = 0; k < apart; k++) {
-        const Type* weight = (const Type*)linear.weight + (o + k) * I;
+        const Weight* weight = (const Weight*)linear.weight + (o + k) * I;
         Floats total = {};
         for (int64_t c = 0; c < I; c += CHUNK) {
           const int64_t count = std::min(CHUNK, I - c);
@@ -523,13 +653,13 @@ struct Step {
   static constexpr int64_t WIDTH = CHUNK + 4 * W / sizeof(Factor);
 
   // The same for up to MOST rows of x, which share what is loaded of the weight.
-  template <class Write>
+  template <class Weight, class Write>
   void some_rows(const Layer& linear, const Factor* x, const float* units, int64_t N, int64_t I, int64_t O,
                  Write write) const {
     Line totals[MOST];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
-      const Type* weight = (const Type*)linear.weight + o * I;
+      const Weight* weight = (const Weight*)linear.weight + o * I;
       for (int64_t c = 0; c < I; c += CHUNK) {
         for (int64_t k = 0; k < W && k < own.end - o; k += NEAR) {
           const int64_t outputs = std::min<int64_t>(NEAR, own.end - o - k);
@@ -544,16 +674,17 @@ struct Step {
 
   // Products of N rows of x with up to NEAR rows of the weight, over inputs c to c + CHUNK, for lanes from
   // `lane` on of the totals. The first chunk sets them, the others add to them.
-  void add_chunk(const Type* weight, int64_t outputs, const Factor* x, int64_t N, int64_t I, int64_t c,
+  template <class Weight>
+  void add_chunk(const Weight* weight, int64_t outputs, const Factor* x, int64_t N, int64_t I, int64_t c,
                  const char* next, Line* totals, int64_t lane) const {
     constexpr int STEP = 4 * W / sizeof(Factor);
     const int64_t count = std::min(CHUNK, I - c);
     const int64_t panels = (N + ROWS - 1) / ROWS;  // of ROWS rows of x
     alignas(64) Factor wide[NEAR * WIDTH];
-    const bool widened = sizeof(Type) != sizeof(Factor) && panels > 1;  // once for all panels
+    const bool widened = sizeof(Weight) != sizeof(Factor) && panels > 1;  // once for all panels
     if (widened) widen(weight + c, outputs, I, count, wide);
     // All tiles fetch a part of the weights that follow.
-    Ahead ahead{next, int(OUTS * STEP * sizeof(Type) / panels)};
+    Ahead ahead{next, int(OUTS * STEP * sizeof(Weight) / panels)};
     for (int64_t p = 0; p < panels; p++) {
       const Factor* rows = x + p * ROWS * I + c;
       const int64_t left = N - p * ROWS;
@@ -573,7 +704,8 @@ struct Step {
   }
 
   // Rows of the weight, I apart, as factors, WIDTH apart.
-  static void widen(const Type* weight, int64_t outputs, int64_t I, int64_t count, Factor* wide) {
+  template <class Weight>
+  static void widen(const Weight* weight, int64_t outputs, int64_t I, int64_t count, Factor* wide) {
     for (int64_t u = 0; u < outputs; u++) {
       for (int64_t i = 0; i < count; i += 4 * W / sizeof(Factor)) {
         auto vector = load(weight + u * I + i);
@@ -691,7 +823,8 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
 
   // Lines of each thread: `h`, `rounded` and `scores`.
   const int64_t normalised = N * D / W;
-  const int64_t rounded = std::is_same_v<Input, Factor> ? 0 : std::min(N, MOST) * 4 * D / W;
+  const bool rounds = !std::is_same_v<Input, Factor> || std::is_same_v<Type, Group>;
+  const int64_t rounded = rounds ? std::min(N, MOST) * 4 * D / W : 0;
   const int64_t each = normalised + rounded + longest / W + 1;
   std::vector<Line> scratch(each * s.threads);
 
@@ -700,7 +833,7 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
     const int64_t t = omp_get_thread_num();
     Line* own = scratch.data() + t * each;
     Step<Type> step{model, s, tokens, shared, t, omp_get_num_threads(), (Input*)own[0].values,
-                    (Factor*)own[normalised].values, own[normalised + rounded].values};
+                    own[normalised].values, own[normalised + rounded].values};
     step.all(logits);
   }
 }
@@ -708,9 +841,9 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
 // Writes the keys and values of the tokens to their caches, and the logits of those `scored`, in their order.
 // Returns 1 where there is no memory.
 extern "C" int step(const Model* model, const Shape* shape, const Token* tokens, float* logits) {
-  auto run_kind = shape->kind == 0 ? run<float> : shape->kind == 1 ? run<uint16_t> : run<int8_t>;
+  constexpr decltype(&run<float>) KINDS[] = {run<float>, run<uint16_t>, run<int8_t>, run<Group>};
   try {
-    run_kind(*model, *shape, tokens, logits);
+    KINDS[shape->kind](*model, *shape, tokens, logits);
   } catch (const std::bad_alloc&) {
     return 1;
   }

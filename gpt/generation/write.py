@@ -11,11 +11,12 @@ from pathlib import Path
 from gpt.evaluation.copied import Copied, training_text
 from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
-from gpt.generation.decoding import Precision, backend_for, for_decoding, suits_program
+from gpt.generation.decoding import backend_for, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
 from gpt.progress import emphasised, for_terminal, notice
 from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
+from gpt.weights.rounding import Precision
 
 
 def write(
@@ -53,8 +54,8 @@ def write(
         num_samples: how many texts to write.
         stop: a text ends before this string. \\n in it means a newline and \\t a tab. It may be given several
             times.
-        precision: the precision of the weights, by default the model's own. bfloat16 and int8 are faster on
-            a CPU.
+        precision: the precision of the weights, by default the model's own. On a CPU bfloat16 is faster,
+            int8 more so, and int4 most, which costs a little of the text's quality.
         device: where the model runs; auto takes a GPU if there is one.
         show_copied: print a text only when it is complete, with [[ ]] around passages that are copied
             verbatim from the run's training text.

@@ -24,7 +24,7 @@ from gpt.attention import capture_weights
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied
 from gpt.generation import Token, for_decoding
-from gpt.generation.decoding import Precision, backend_for
+from gpt.generation.decoding import backend_for
 from gpt.model import GPT
 from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
@@ -38,6 +38,7 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RunPart
 from gpt.weights.figures import Figures
 from gpt.weights.load import load
+from gpt.weights.rounding import Precision
 
 Result = TypeVar("Result")
 

@@ -10,10 +10,11 @@ from gpt.errors import InputError, missing_extra
 from gpt.evaluation.copied import Copied, training_text
 from gpt.files import readable
 from gpt.generation.build import built_meanwhile
-from gpt.generation.decoding import Precision, for_decoding, suits_program
+from gpt.generation.decoding import for_decoding, suits_program
 from gpt.progress import notice
 from gpt.weights.checkpoint import parts_of, run_of
 from gpt.weights.load import Device, find, load_with_template
+from gpt.weights.rounding import Precision
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -37,8 +38,8 @@ def serve(
         host: the address to listen on; 0.0.0.0 lets other machines in.
         port: the port to listen on.
         name: what clients call the model; the checkpoint's name if left out.
-        precision: the precision of the weights, by default the model's own. bfloat16 and int8 are faster on
-            a CPU.
+        precision: the precision of the weights, by default the model's own. On a CPU bfloat16 is faster,
+            int8 more so, and int4 most, which costs a little of the text's quality.
         device: where the model runs; auto takes a GPU if there is one.
         api_key: the key that clients must send; $GPT_API_KEY if left out. Without a key everyone may ask.
         max_seconds: the most time for a request.

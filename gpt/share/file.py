@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
-from gpt.generation.compiled import quantized
 from gpt.progress import counted
 from gpt.share.page import page_of
 from gpt.text.table import LAST_WORD, WORDS, pack
@@ -22,6 +21,7 @@ from gpt.weights.checkpoint import RunPart, Snapshot, most_crowded
 from gpt.weights.figures import Figures
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import StoredModel, read_weights
+from gpt.weights.rounding import quantized
 
 Precision = Literal["int8", "float16", "float32"]
 LARGEST = 300_000_000  # bytes; the largest file

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gpt import GPT, Tokenizer
+from gpt import GPT, GPTConfig, Tokenizer
 from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Stream
 from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows
+from gpt.weights.rounding import rounded
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
@@ -106,6 +107,19 @@ def test_the_command(model, text_file, tmp_path, capsys):
     assert printed["split"] == "all"
     assert printed["bytes"] == text_file.stat().st_size
     assert printed["perplexity"] == pytest.approx(math.exp(printed["nats_per_token"]))
+
+
+def test_the_command_scores_the_rounded_weights(text_file, tmp_path, capsys):
+    config = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(tmp_path / "model")
+    options = ["--checkpoint", str(tmp_path / "model"), "--data", str(text_file), "--precision", "int4"]
+    assert main(["evaluate", *options]) == 0
+    bits = json.loads(capsys.readouterr().out)["bits_per_byte"]
+    assert bits == score_text(rounded(model, "int4"), TOKENIZER, str(text_file))["bits_per_byte"]
+    assert bits != score_text(model, TOKENIZER, str(text_file))["bits_per_byte"]
 
 
 BAD = {

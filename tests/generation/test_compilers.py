@@ -26,7 +26,7 @@ def test_it_compiles_for(target, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_it_runs(precision, tmp_path_factory, monkeypatch):
     """By `CXX` of several words; the comparison with the model decides that it is used."""
     cache = tmp_path_factory.getbasetemp() / "clang"  # built once

@@ -8,7 +8,7 @@ import torch
 
 from gpt import GPTConfig, generate
 from gpt.errors import InputError
-from gpt.generation import Engine, Request, build, for_decoding
+from gpt.generation import Engine, Request, build, compiled, for_decoding
 from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import backend_of
 from gpt.generation.forward import Forward
@@ -79,25 +79,26 @@ def test_a_precision_is_set_in_place():
 
 
 @pytest.mark.usefixtures("built")
-def test_int8_is_the_engines_and_leaves_the_model_alone():
+@pytest.mark.parametrize("rounding", ["int8", "int4"])
+def test_rounding_is_the_engines_and_leaves_the_model_alone(rounding):
     """A model can be decoded by two engines at once, of which only one rounds the weights."""
-    model = for_decoding(sharp(CONFIG), "int8")
+    model = for_decoding(sharp(CONFIG), rounding)
 
     def scores(backend):
         engine = Engine(model, backend=backend)
         engine.add(Request(tokens=[1, 2], max_new_tokens=20, seed=0, alternatives=0))
         scores = [token.log_probability for token in engine.run()]
-        assert engine._backend.int8 == (backend == "int8")
+        assert engine._backend.rounding == (None if backend == "auto" else backend)
         return scores
 
-    exact, rounded = scores("auto"), scores("int8")
+    exact, rounded = scores("auto"), scores(rounding)
     assert exact != rounded
-    assert (scores("auto"), scores("int8")) == (exact, rounded)
+    assert (scores("auto"), scores(rounding)) == (exact, rounded)
     model.final_norm.eps = 1.0
-    with pytest.raises(InputError, match="int8 is for an unchanged model"):
-        generate(model, [[1]], max_new_tokens=1, backend="int8")
+    with pytest.raises(InputError, match=f"{rounding} is for an unchanged model"):
+        generate(model, [[1]], max_new_tokens=1, backend=rounding)
     model.final_norm.eps = 1e-5
-    assert not backend_of(model).int8
+    assert backend_of(model).rounding is None
 
 
 @pytest.mark.usefixtures("built")
@@ -110,13 +111,24 @@ def test_pytorch_can_be_chosen():
 
 
 @pytest.mark.usefixtures("built")
-def test_int8_is_the_programs_alone(monkeypatch, tmp_path):
+@pytest.mark.parametrize("rounding", ["int8", "int4"])
+def test_only_the_program_rounds(rounding, monkeypatch, tmp_path):
     changed = sharp(CONFIG)
     changed.final_norm.eps = 1.0
     for model in (changed, sharp(CONFIG).to("meta")):
-        with pytest.raises(InputError, match="int8 is for an unchanged model on a CPU"):
-            for_decoding(model, "int8")
+        with pytest.raises(InputError, match=f"{rounding} is for an unchanged model on a CPU"):
+            for_decoding(model, rounding)
     monkeypatch.setenv("GPT_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler")
     with pytest.raises(InputError, match=r"cannot be compiled.*/no/such/compiler"):
-        for_decoding(sharp(CONFIG), "int8")
+        for_decoding(sharp(CONFIG), rounding)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("rounding", ["int8", "int4"])
+def test_a_program_that_rounds_in_another_way_is_not_used(rounding, monkeypatch):
+    """Its logits in float32 are right."""
+    packed = compiled.rounded_weight
+    monkeypatch.setattr(compiled, "rounded_weight", lambda name, weight, to: packed(name, -weight, to))
+    with pytest.raises(InputError, match=f"{rounding} is for an unchanged model"):
+        for_decoding(sharp(CONFIG, seed=7), rounding)  # no other test has noted these weights

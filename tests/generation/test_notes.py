@@ -13,7 +13,7 @@ from gpt import GPT, GPTConfig
 from gpt.attention import kernels, multi_head
 from gpt.generation import build, decoding, notes
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import backend_of
+from gpt.generation.decoding import backend_for, backend_of
 from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp
 from tests.generation.test_changed_models import CHANGES, CHANGES_WITHOUT_CACHE
@@ -36,9 +36,9 @@ def compared(monkeypatch) -> list[GPT]:
     """The models that were compared."""
     models, test = [], decoding._test
 
-    def recording(model, program, int8):
+    def recording(model, program, rounding):
         models.append(model)
-        return test(model, program, int8)
+        return test(model, program, rounding)
 
     monkeypatch.setattr(decoding, "_test", recording)
     return models
@@ -50,9 +50,9 @@ def kept() -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_weights_are_compared_once(precision, compared):
-    name = "int8" if precision == "int8" else "auto"
+    name = backend_for(precision)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     first, second = sharp(CONFIG).to(dtype), sharp(CONFIG).to(dtype)
     assert isinstance(backend_of(first, name), Compiled)
@@ -60,7 +60,7 @@ def test_weights_are_compared_once(precision, compared):
     (note,) = kept()
     before = torch.get_rng_state()
     backend = backend_of(second, name)
-    assert isinstance(backend, Compiled) and backend.int8 == (precision == "int8")
+    assert isinstance(backend, Compiled) and backend.rounding == (None if name == "auto" else name)
     assert compared == [first] and kept() == [note]
     assert torch.equal(torch.get_rng_state(), before)
 

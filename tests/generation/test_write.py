@@ -61,8 +61,9 @@ def test_several_samples_have_titles(generate):
     assert three.count("--- sample") == 3 and three.count("Hi") == 3
 
 
-def test_int8_says_what_it_needs(built, checkpoint, refusal):
-    assert "heads whose width 16 divides" in refusal(f"{checkpoint} --precision int8")
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_rounding_says_what_it_needs(precision, built, checkpoint, refusal):
+    assert "heads whose width 16 divides" in refusal(f"{checkpoint} --precision {precision}")
 
 
 def test_prompts_are_asked_for_until_the_end(generate, monkeypatch):

@@ -48,7 +48,7 @@ def test_a_snapshot_writes_the_text_of_its_weights(run, step):
     assert choice_of(response)["text"] == TOKENIZER.decode(row[2:])
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
 def test_a_snapshot_computes_in_the_precision_of_the_model(precision, built, tmp_path):
     model = sharp(replace(MODEL.config, num_heads=2))  # heads of a width that the program computes
     add_snapshot(tmp_path / "run", 64, model, TOKENIZER, 3.5)
@@ -56,8 +56,9 @@ def test_a_snapshot_computes_in_the_precision_of_the_model(precision, built, tmp
     assert post(app, **FORM, snapshot=64).status_code == 200
     (engine,) = app.state.service.history.engines.values()
     is_bfloat16 = engine.model.head.weight.dtype == torch.bfloat16
-    is_int8 = isinstance(engine._engine._backend, Compiled) and engine._engine._backend.int8
-    assert (is_bfloat16, is_int8) == (precision == "bfloat16", precision == "int8")
+    backend = engine._engine._backend
+    rounding = backend.rounding if isinstance(backend, Compiled) else None
+    assert (is_bfloat16, rounding) == (True, None) if precision == "bfloat16" else (False, precision)
 
 
 def test_the_attention_is_the_snapshots(run):
