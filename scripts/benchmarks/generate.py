@@ -24,7 +24,7 @@ from gpt.generation.decoding import BackendName, backend_for, backend_of, suits_
 from gpt.training.device import cpu_multiplies_bfloat16
 from gpt.weights.formats import gguf
 
-# Of a weight. With int4 the head, 31 % of GPT-2 small's weights, is in int8.
+# These are the bytes of a weight. With int4 the head, 31 % of GPT-2 small's weights, is in int8.
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.68}
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8", "int4": "int4"}
 LLAMA = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}

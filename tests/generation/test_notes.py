@@ -65,6 +65,12 @@ def test_weights_are_compared_once(precision, compared):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_each_rounding_is_compared(compared):
+    for name in ("auto", "int8", "int4"):
+        backend_of(sharp(CONFIG), name)
+    assert len(compared) == len(kept()) == 3
+
+
 def test_another_process_compares_no_more():
     backend_of(sharp(CONFIG))
     program = """
