@@ -1,6 +1,6 @@
 """The shape of a GPT: one frozen, validated dataclass, and the named sizes."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 
 from gpt.errors import InputError
@@ -83,6 +83,10 @@ class GPTConfig:
         if unknown := sorted(map(str, values.keys() - known)):
             raise InputError(f"unknown model setting {', '.join(unknown)}, expected {', '.join(known)}")
         return cls(**values)
+
+    def with_dropout_of(self, other: "GPTConfig") -> "GPTConfig":
+        """Return this architecture with the dropout of another one."""
+        return replace(self, dropout=other.dropout, window_dropout=other.window_dropout)
 
     def to_dict(self) -> JsonObject:
         """Return the fields as plain values, for JSON and checkpoints."""

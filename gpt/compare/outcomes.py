@@ -10,6 +10,7 @@ from gpt.compare.trainings import Training
 from gpt.errors import InputError
 from gpt.pictures.runs import Metrics
 from gpt.plain import parse_json
+from gpt.weights.figures import bits_of_best
 
 _PARTS = 5  # parts of a run: steps may take longer in the last fifth
 
@@ -44,11 +45,9 @@ def read_outcome(training: Training, folder: Path) -> Outcome | None:
     steps, values = metrics.points("step", "val_bits_per_byte")
     if "val_bits_per_byte" not in metrics.rows[0] or "val_loss" not in summary:
         raise InputError(f"{run}: no text is held out, give a --data.val_fraction above 0")
-    bits = math.inf
-    if all(summary.get(name) for name in ("val_loss", "val_bits_per_byte", "best_loss")):
-        bits = summary["best_loss"] * summary["val_bits_per_byte"] / summary["val_loss"]
+    bits = bits_of_best(summary.get("val_bits_per_byte"), summary["val_loss"], summary.get("best_loss"))
     curve = {int(step): value for step, value in zip(steps, values, strict=True)}
-    return Outcome(bits, milliseconds_per_step(metrics), curve)
+    return Outcome(bits or math.inf, milliseconds_per_step(metrics), curve)
 
 
 def milliseconds_per_step(metrics: Metrics) -> float:

@@ -365,12 +365,7 @@ def _on_weights(options: Options, weights: StoredModel) -> Options:
         raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
     shape = options.model.config
     own = weights.cropped().config
-    config = replace(
-        own,
-        context_length=shape.context_length,
-        dropout=shape.dropout,
-        window_dropout=shape.window_dropout,
-    )
+    config = replace(own.with_dropout_of(shape), context_length=shape.context_length)
     data = replace(options.data, vocabulary=None)
     if weights.template and data.template == DEFAULT_TEMPLATE:
         data = replace(data, template=weights.template)

@@ -145,8 +145,7 @@ def start_from(weights: StoredModel, config: GPTConfig) -> PretrainedGPT:
     """Build a model in training mode from weights, with the context length and dropout of `config`."""
     stored = weights.cropped().with_positions(config.context_length)
     # Initialise as a run from scratch does: it uses as many random numbers, so dropout's stay the same.
-    shape = replace(stored.config, dropout=config.dropout, window_dropout=config.window_dropout)
-    model = PretrainedGPT(shape)
+    model = PretrainedGPT(stored.config.with_dropout_of(config))
     model.load_state_dict(stored.weights, strict=False)  # a tied head is missing
     return model
 
