@@ -37,6 +37,7 @@ NAMES = {
         "gpt/training gpt/run gpt/data gpt/model.py gpt/attention configs/tinyshakespeare.yaml",
     ),
     "loop": ("the Trainer beside a bare loop of the same step", "gpt/run gpt/training"),
+    "parts": ("where the time of a step of small models goes", "gpt/training gpt/model.py gpt/attention"),
     "plan": (
         "runs by --minutes: their time and result, beside those of another checkout",
         "gpt/plan gpt/training gpt/run gpt/data",
