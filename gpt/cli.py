@@ -1,7 +1,6 @@
 """The `gpt` command: a thin dispatcher that imports a command's code only when it is called."""
 
 import argparse
-import gc
 import inspect
 import io
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, get_args, get_type_hints
 from gpt.cores import limit_threads
 from gpt.errors import InputError, did_you_mean
 from gpt.home import ensure_home
+from gpt.imports import importing
 from gpt.plain import check_options, values_in, with_first
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # function's typed parameters are the options, and its docstring is their help. Commands in `OWN_PARSERS`
 # parse their own arguments.
 COMMANDS = {
-    "fit": ("run.fit:main", "train a model, for two minutes by default", "--data.corpus my.txt"),
+    "fit": ("run.command:main", "train a model, for two minutes by default", "--data.corpus my.txt"),
     "plan": ("plan.command:plan", "show what fit --minutes would train", "--data.corpus my.txt"),
     "generate": ("generation.write:write", "write text with a trained model", "runs/mine --prompt 'Once'"),
     "runs": ("run.listing:runs", "list the runs here, the newest first", "other/runs"),
@@ -38,7 +38,7 @@ COMMANDS = {
         "quick --model.optimizer.lr 3e-3",
     ),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
-    "validate": ("run.fit:main", "score a run on its own held-out text", "--ckpt_path runs/mine"),
+    "validate": ("run.command:main", "score a run on its own held-out text", "--ckpt_path runs/mine"),
     "attention": (
         "pictures.attention:attention_maps",
         "draw what each head looks at",
@@ -56,7 +56,7 @@ COMMANDS = {
 OWN_PARSERS = ("fit", "validate", "plan", "compare")
 WITH_TEXT = ("fit", "plan")  # take a text as their first argument, or by the name --data.corpus
 _LEFT = "unrecognized arguments"  # argparse's words for values without a name
-TIMED = ("fit", "validate")  # get the time when the process began, from which their time limits count
+TIMED = ("fit", "validate")  # get the time when the process began, from which their limits count, and `alone`
 _USAGE = """usage: gpt COMMAND [OPTIONS]
 
 Train a small GPT on your own text and generate text with it:
@@ -112,7 +112,7 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
     """Import the command's code and call it with its options; InputError for options that cannot be used.
 
     `began` is when the process started, by `time.perf_counter`: imports count towards the minutes of a run.
-    `alone` says that the process does nothing else than this command.
+    `alone` says that the process does nothing else than this command. `fit` and `validate` import more later.
     """
     if name not in COMMANDS:
         meant = did_you_mean(name, COMMANDS, before=", ") or f", expected one of {', '.join(COMMANDS)}"
@@ -124,10 +124,11 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
     if name in WITH_TEXT:
         _look_for_text(arguments)
     code, _, _ = COMMANDS[name]
-    function = _import_alone(code) if alone else resolve_name(f"gpt.{code}")
+    with importing(alone):
+        function: Callable[..., object] = resolve_name(f"gpt.{code}")
     try:
         if name in OWN_PARSERS:
-            more = {"began": began} if name in TIMED else {}
+            more = {"began": began, "alone": alone} if name in TIMED else {}
             function([name, *arguments], **more)
             return
         parser = _parser(name, function)
@@ -149,20 +150,6 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
         late = "; a value without a name stands before all options" if _LEFT in str(error) else ""
         raise InputError(f"{error}{late} (see 'gpt {name} --help')") from None
-
-
-def _import_alone(code: str) -> Callable[..., object]:
-    """Import a command's function in a process that does nothing else.
-
-    Python's collector searches none of it for garbage: not during the imports, and not later. Torch and
-    Lightning are 400,000 objects that stay until the process ends. Searching them took a fifth of the time of
-    a run of one step, most of it at exit. In another program this would also keep that program's garbage.
-    """
-    gc.disable()
-    function: Callable[..., object] = resolve_name(f"gpt.{code}")
-    gc.freeze()
-    gc.enable()
-    return function
 
 
 def _look_for_text(arguments: list[str]) -> None:

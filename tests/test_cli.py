@@ -11,6 +11,8 @@ from gpt.files import atomic_write
 HELP = "import gpt, gpt.cli; gpt.cli.main(['--help'])"
 ALONE = "import gpt.cli, sys; sys.argv[1:] = ['runs']; gpt.cli.main()"
 CALLED = "import gpt.cli; gpt.cli.main(['runs'])"
+FIT_MISTYPED = "import gpt.cli; assert gpt.cli.main(['fit', '--data.batchsize', '3']) == 2"
+FIT_CONFIG = "import gpt.cli; assert gpt.cli.main(['fit', '--config', 'quick', '--print_config']) == 0"
 PACKAGE = "import gpt.generation, gpt.plan.command; from gpt import GPT, Tokenizer, generate"
 
 # What `gpt fit` imports beside Lightning and its imports: each takes little time.
@@ -22,6 +24,8 @@ LIGHT |= {"tiktoken_ext", "tokenizers", "torch", "typeshed_client", "yaml"}
     ("program", "heavy"),
     [
         pytest.param(HELP, "torch lightning datasets numpy matplotlib importlib.metadata", id="help"),
+        pytest.param(FIT_MISTYPED, "lightning datasets transformers matplotlib", id="fit, a wrong option"),
+        pytest.param(FIT_CONFIG, "lightning datasets transformers matplotlib", id="fit, its options"),
         pytest.param(PACKAGE, "lightning datasets transformers matplotlib", id="package"),
     ],
 )

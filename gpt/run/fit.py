@@ -1,4 +1,4 @@
-"""`gpt fit` and `gpt validate`: build everything that a command line asks for, and run it."""
+"""Build all parts of a run from its options, then train or validate."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 import torch
-import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -20,12 +19,11 @@ from gpt.files import write_json
 from gpt.plain import as_dict
 from gpt.progress import counted, labelled, report
 from gpt.run.distributed import data_parallel
-from gpt.run.folder import Claim
 from gpt.run.lightning_private import silence_warnings
 from gpt.run.loop import Loop
 from gpt.run.options import Options
 from gpt.run.signals import Stopped
-from gpt.run.start import Start, start
+from gpt.run.start import Start
 from gpt.run.summary import Figures, Summary, best_bits_per_byte, for_people
 from gpt.run.temperature import divide_logits
 from gpt.threads import sharing_cores
@@ -33,42 +31,6 @@ from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import base_folder
 from gpt.weights.checkpoint import parts_of
-
-
-def main(arguments: list[str], began: float | None = None) -> None:
-    """Run `fit ...` or `validate ...`; InputError for input that cannot be used.
-
-    The minutes of a run count from `began`, when the process started by `time.perf_counter`; by default now.
-    """
-    with Claim() as claim:
-        _main(*arguments, claim=claim, began=began)
-
-
-def _main(command: str, *rest: str, claim: Claim, began: float | None) -> None:
-    origin = start(command, list(rest), claim, began)
-    if "--print_config" in rest:
-        print(yaml.safe_dump(asdict(origin.options), sort_keys=False, allow_unicode=True), end="")
-        return
-    prepare_process()
-    run = validate if command == "validate" else fit
-    try:
-        run(origin)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        what = "give a smaller --data.batch_size; with --data.tokens_per_update the updates stay the same"
-        raise InputError(f"the model or a batch does not fit into memory: {what}") from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory did not suffice.
-
-    On a GPU this has a type of its own. On a CPU, PyTorch raises a plain RuntimeError: then only its text
-    tells, which names the allocator.
-    """
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "alloc" in str(error).lower() or "out of memory" in str(error).lower()
 
 
 def prepare_process() -> None:

@@ -10,12 +10,12 @@ from typing import NamedTuple, get_type_hints
 
 from docstring_parser import parse_from_object
 
-from gpt.data.module import DataOptions
+from gpt.data.options import DataOptions
 from gpt.errors import InputError, check_least
 from gpt.plain import seconds_of, shown
 from gpt.run.folder import folder_of
 from gpt.training.device import Precision
-from gpt.training.module import ModelOptions
+from gpt.training.options import ModelOptions
 from gpt.weights.load import Accelerator
 
 LOGGERS = ("csv", "tensorboard", "wandb")

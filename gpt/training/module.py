@@ -4,7 +4,7 @@ Shapes: B batch, T tokens, D emb_dim, V vocab_size.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX, Batch, WeightedBatch
-from gpt.errors import InputError, check_least
+from gpt.errors import InputError
 from gpt.evaluation.scoring import ERROR_BLOCKS, bits_per_byte
 from gpt.plain import JsonObject
 from gpt.training import compilation
@@ -27,6 +27,7 @@ from gpt.training.guard import Guard
 from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import Kernel, head_cross_entropy, is_matrix
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
+from gpt.training.options import ModelOptions
 from gpt.training.sampled import LATE_RATE, early_steps, sampled_cross_entropy
 from gpt.training.schedule import learning_rate_factor
 from gpt.weights.load import PretrainedGPT, StoredModel, read_weights, start_from
@@ -36,39 +37,6 @@ VALIDATED = ("val_loss", "val_perplexity", "val_bits_per_byte", "val_standard_er
 
 _GROUPS = {"config": GPTConfig, "optimizer": OptimizerConfig, "lora": LoRAConfig}
 """The options of `ModelOptions` that are dataclasses; a Trainer's checkpoint has dictionaries for them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """A model and how it is trained; InputError for a value out of its range."""
-
-    config: GPTConfig = GPTConfig()
-    """The model's shape."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    """The optimizer's settings."""
-    lora: LoRAConfig = LoRAConfig()
-    """Low-rank adapters: only they are trained and saved."""
-    init_from: str | None = None
-    """Weights to start from: gpt2, a run, or what `gpt import` reads. A run's logits are divided by its
-    temperature. The weights decide the model's shape: of its options only dropout and context_length can be
-    changed. A shorter context crops the table of positions, a longer one stretches it.
-    Elsewhere: model_name_or_path."""
-    compile: bool = False
-    """Compile the blocks, which takes 20 to 100 seconds and makes steps faster."""
-    checkpoint_activations: bool = False
-    """Keep only each block's input for the backward pass and recompute the rest: a third more time, a
-    fraction of the memory (Chen et al. 2016). Rare. Elsewhere: gradient_checkpointing."""
-    loss_chunk: int | None = None
-    """Tokens whose logits are in memory at the same time; by default 8,192 on a GPU, else 1,024. Rare."""
-    sampled_softmax: int = 1
-    """Sampled softmax on a CPU: score a batch's targets and a random 1/N of the other tokens. In the last
-    fifth of the updates it is one half. A small model with a large vocabulary then learns as much per step,
-    in less time. A GPU scores all tokens, which is fast there; sampling would make it wait. Rare."""
-
-    def __post_init__(self) -> None:
-        check_least(1, loss_chunk=self.loss_chunk, sampled_softmax=self.sampled_softmax)
-        if self.lora.rank and self.init_from is None:
-            raise InputError("model.lora.rank needs weights to adapt: give --model.init_from")
 
 
 class LanguageModel(LightningModule):

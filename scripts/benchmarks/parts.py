@@ -1,7 +1,7 @@
 """`benchmark.py parts`: where the time of a training step of small models goes, on a CPU.
 
-The models are those of plans from one minute to an hour. Their step is the one of `gpt fit`: bfloat16 where the
-processor has it, a sampled softmax, Muon and AdamW. The ids are random, with the frequencies of words
+The models are those of plans from one minute to an hour. Their step is the one of `gpt fit`: bfloat16 where
+the processor has it, a sampled softmax, Muon and AdamW. The ids are random, with the frequencies of words
 (Zipf 1949), as the size of a sample depends on them.
 """
 

@@ -15,8 +15,9 @@ from tiny_runs import COMMAND, checkpoint, rows
 from gpt.weights.checkpoint import read, snapshots_of
 
 FORKS = Path(__file__).parents[1] / "forks.py"
-PLAIN = f"""{COMMAND} --model.config.dropout 0 --model.sampled_softmax 1 --log_every 1 --trainer.accumulate_grad_batches 1
---trainer.val_check_interval 5 --trainer.max_steps 10 --checkpoint_every 5 --keep_checkpoints 9"""
+PLAIN = f"""{COMMAND} --model.config.dropout 0 --model.sampled_softmax 1 --log_every 1
+--trainer.accumulate_grad_batches 1 --trainer.val_check_interval 5
+--trainer.max_steps 10 --checkpoint_every 5 --keep_checkpoints 9"""
 ONE = f"{PLAIN} --data.batch_size 36"
 TWO = f"{PLAIN} --data.batch_size 18 --trainer.devices 2"
 

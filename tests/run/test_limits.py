@@ -8,7 +8,7 @@ from gpt.errors import InputError
 from gpt.plan.rule import END_SECONDS, Given, Machine, Plan, Text, choose
 from gpt.run.limits import End, Limits, Parts, Speed, TimeLimit
 from gpt.run.options import Options, TrainerOptions
-from gpt.training.module import ModelOptions
+from gpt.training.options import ModelOptions
 from gpt.weights.checkpoint import RunPart
 
 
