@@ -199,8 +199,8 @@ def _ours(learned: Path, held_out: Path, folder: Path, limit: float, seed: int) 
     folder.mkdir()
     environment = {"GPT_CACHE": str(folder / "cache")}
     command = f"fit --config tinyshakespeare --data.corpus {learned} --run r --seed_everything {seed}"
-    command += " --data.val_fraction 0"
-    command += f" --trainer.max_time {limit:.2f}s {SHORT_RECIPE if limit < SHORT else ''}"
+    command += f" --data.val_fraction 0 --trainer.max_steps -1 --trainer.max_time {limit:.2f}s"
+    command += f" {SHORT_RECIPE}" if limit < SHORT else ""
     began = time.perf_counter()
     run_python(["-m", "gpt.cli", *command.split()], folder, environment)
     seconds = time.perf_counter() - began
