@@ -47,7 +47,8 @@ CHOICES = {
     "1 KB": (sized(1_000), USUAL, {"vocab_size": 512}),
     "255 KB": (sized(255_000), USUAL, {"vocab_size": 512}),
     "257 KB": (sized(257_000), USUAL, {"vocab_size": 1024}),
-    "10 MB": (sized(10**7), USUAL, {"vocab_size": 8192} | NO_DROPOUT),
+    "10 MB": (sized(10**7), USUAL, {"vocab_size": 16_384} | NO_DROPOUT),
+    "10 MB in half a minute": (sized(10**7), 30, {"vocab_size": 8192} | NO_DROPOUT),
     # A text that is read often is read with dropout, so that it is not memorised.
     "2 MB": (sized(2_000_000), USUAL, NO_DROPOUT),
     "1 MB": (sized(1_000_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.05}),
