@@ -39,8 +39,8 @@ LADDER = (
 BYTES_FOR_ID = 225
 """Bytes of text per token of the vocabulary: at this ratio, 4,096 tokens were 2 % better than 2,048."""
 VOCABULARIES = ((0.0, 8192), (2e13, 16_384), (1e17, 32_768))
-"""(compute, size): from this compute on, the largest vocabulary. For 30 MB of documents 16,384 tokens were 1.8 %
-better than 8,192 at 4e13, as than 32,768, and worse at 6e12.
+"""(compute, size): from this compute on, the largest vocabulary. For 30 MB of documents, 16,384 tokens were
+1.8 % better than 8,192 and than 32,768 at 4e13, and worse than 8,192 at 6e12.
 """
 WINDOWS = ((0.0, 64), (1e14, 128), (3e15, 256), (1e17, 512), (3e18, 1024))
 """(compute, tokens): from this compute on, the window."""

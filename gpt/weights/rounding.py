@@ -21,6 +21,7 @@ Rounding = Literal["int8", "int4"]
 
 GROUP = 32  # `GROUP` in step.cpp
 
+
 class Int8(NamedTuple):
     """A matrix in int8."""
 

@@ -1,11 +1,11 @@
 """`benchmark.py learn`: bits per byte reached in nanoGPT's training time.
 
 First nanoGPT's documented CPU command on tinyshakespeare, unchanged; then configs/tinyshakespeare.yaml with
-three seeds and as many steps as nanoGPT's wall time allows, from the start of the process to its end, with the
-vocabulary learned in that time; then the same for 0.4 and 0.13 of that time. With `--nanochat DIR`, nanochat
-too: its own tokenizer trainer, model, optimizer and schedule. All train on the first nine tenths of the text
-and are scored once, at the end, on the whole last tenth. What nanoGPT prints on its way is drawn as its
-curve.
+three seeds and as many steps as nanoGPT's wall time allows, from the start of the process to its end, with
+the vocabulary learned in that time; then the same for 0.4 and 0.13 of that time. With `--nanochat DIR`,
+nanochat too: its own tokenizer trainer, model, optimizer and schedule. All train on the first nine tenths
+of the text and are scored once, at the end, on the whole last tenth. What nanoGPT prints on its way is
+drawn as its curve.
 """
 
 import json
