@@ -134,12 +134,9 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(save, command, workplace, r
 
 
 def test_an_accumulated_batch_is_a_batch(workplace):
-    """1 x 22, and 1 x 22 resumed as 2 x 11: the same steps, to rounding, past an epoch's end.
-
-    A sampled softmax would draw another sample of the vocabulary for each half.
-    """
+    """1 x 22, and 1 x 22 resumed as 2 x 11: the same steps, to rounding, past an epoch's end."""
     adamw = "--model.optimizer.schedule constant --model.optimizer.name adamw --model.optimizer.rest_lr 3e-3"
-    exact = "--model.config.dropout 0 --model.sampled_softmax 1"
+    exact = "--model.config.dropout 0"
     every = "--trainer.val_check_interval 1000 --checkpoint_every 11"
     whole = "--data.batch_size 22 --trainer.accumulate_grad_batches 1"
     halves = "--data.batch_size 11 --trainer.accumulate_grad_batches 2"

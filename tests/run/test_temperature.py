@@ -19,7 +19,7 @@ from gpt.run.temperature import divide_logits, find_temperature
 from gpt.weights.checkpoint import Checkpoint, read, snapshots_of
 from gpt.weights.load import load, read_weights, start_from
 
-SURE = "--model.optimizer.lr 0.05 --model.optimizer.rest_lr 0.05 --model.sampled_softmax 1"
+SURE = "--model.optimizer.lr 0.05 --model.optimizer.rest_lr 0.05"
 SCALED = f"{SURE} --temperature_scaling true"
 
 
