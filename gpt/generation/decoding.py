@@ -27,7 +27,7 @@ from gpt.generation.forward import Forward
 from gpt.model import GPT
 from gpt.progress import notice
 from gpt.weights.formats.table import on_meta
-from gpt.weights.rounding import Precision, Rounding, rounded
+from gpt.weights.rounding import Precision, Rounding, rounded, rounding_of
 
 BackendName = Literal["auto", "pytorch", "int8", "int4"]
 """The names of what computes logits.
@@ -72,8 +72,8 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     see `backend_for`. Raises the errors of `backend_of`.
     """
     model.eval()
-    if precision == "int8" or precision == "int4":
-        backend_of(model, precision)
+    if rounding := rounding_of(precision):
+        backend_of(model, rounding)
     elif precision is not None:
         model.to(getattr(torch, precision))
     return model
@@ -81,7 +81,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
 
 def backend_for(precision: Precision | None) -> BackendName:
     """Return the engine's backend for a model that `for_decoding` has put into this precision."""
-    return precision if precision == "int8" or precision == "int4" else "auto"
+    return rounding_of(precision) or "auto"
 
 
 def suits_program(model: GPT) -> bool:
@@ -98,7 +98,7 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     A model is tested once, and again when it has changed. For int8 and int4 the program is built if it does
     not exist. Raises InputError if that fails, or if the program does not suit the model.
     """
-    rounding = None if name == "auto" or name == "pytorch" else name
+    rounding = rounding_of(name)
     program = None
     if name != "pytorch" and suits_program(model):
         program = build.build() if rounding else build.program()

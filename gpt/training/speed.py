@@ -57,6 +57,18 @@ class Shape:
         """Weights in the token embedding, which is also the head."""
         return self.vocab_size * self.emb_dim
 
+    @property
+    def config(self) -> GPTConfig:
+        """The model to time; its heads are 32 wide."""
+        return GPTConfig(
+            vocab_size=self.vocab_size,
+            context_length=self.context_length,
+            emb_dim=self.emb_dim,
+            num_heads=self.emb_dim // 32,
+            num_layers=self.num_layers,
+            exact_gelu=True,
+        )
+
     def operations(self, sampled_softmax: int = 1) -> float:
         """Count the operations of a training step: six for each weight and token.
 
@@ -172,16 +184,8 @@ def _timed(device: torch.device, precision: str, shape: Shape) -> tuple[float, b
 
 def _step(shape: Shape, sampled_softmax: int, device: torch.device, precision: str) -> Callable[[], None]:
     """Return a function that makes a training step, without the Trainer."""
-    config = GPTConfig(
-        vocab_size=shape.vocab_size,
-        context_length=shape.context_length,
-        emb_dim=shape.emb_dim,
-        num_heads=shape.emb_dim // 32,
-        num_layers=shape.num_layers,
-        exact_gelu=True,
-    )
     with device:
-        model = GPT(config)
+        model = GPT(shape.config)
     optimizer = build_optimizer(model, OptimizerConfig(), precision)
     x = torch.randint(shape.vocab_size, (shape.batch_size, shape.context_length), device=device)
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)

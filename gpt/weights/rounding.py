@@ -80,12 +80,17 @@ def rounded_weight(name: str, weight: Tensor, rounding: Rounding) -> Int8 | Int4
     return quantized_to_int4(weight) if rounding == "int4" and name != "head" else quantized(weight)
 
 
+def rounding_of(name: Precision | Literal["auto", "pytorch"] | None) -> Rounding | None:
+    """Return the rounding that a precision or a backend names; None if it names none."""
+    return name if name == "int8" or name == "int4" else None
+
+
 def in_precision(model: GPT, precision: Precision | None) -> GPT:
     """Return a model that computes with the weights of a precision; None keeps the model's own."""
     if precision is None:
         return model
-    if precision == "int8" or precision == "int4":
-        return rounded(model, precision)
+    if rounding := rounding_of(precision):
+        return rounded(model, rounding)
     return model.to(getattr(torch, precision))
 
 

@@ -15,7 +15,7 @@ from benchmarks.common import Report, say
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from gpt import GPT, GPTConfig
+from gpt import GPT
 from gpt.training.device import default_precision
 from gpt.training.optimizers.recipe import OptimizerConfig, build_optimizer
 from gpt.training.sampled import sampled_cross_entropy
@@ -38,6 +38,7 @@ KINDS = {
     "copies and casts": ("copy", "clone", "contiguous", "cat", "stack"),
 }
 OTHER = "other operations"
+SUM = "sum, ms"
 
 
 def run(quick: bool) -> Report:
@@ -48,7 +49,7 @@ def run(quick: bool) -> Report:
         name = f"{shape.emb_dim} x {shape.num_layers}, {shape.batch_size} x {shape.context_length}"
         say(name)
         columns[name] = _parts(shape, precision, rounds=2 if quick else 30)
-    kinds = [*KINDS, OTHER, "clipping", "optimizer", "sum, ms"]
+    kinds = [*KINDS, OTHER, "clipping", "optimizer", SUM]
     rows = [
         {"part": kind, "model": name, "share": _share(parts, kind)}
         for kind in kinds
@@ -66,20 +67,12 @@ def run(quick: bool) -> Report:
 def _share(parts: dict[str, float], kind: str) -> float:
     """A part in per cent of the step; for the sum, its milliseconds."""
     whole = sum(parts.values())
-    return 1e3 * whole if kind.startswith("sum") else 100 * parts.get(kind, 0.0) / whole
+    return 1e3 * whole if kind == SUM else 100 * parts.get(kind, 0.0) / whole
 
 
 def _parts(shape: Shape, precision: str, rounds: int) -> dict[str, float]:
     """The seconds of each part of a step: medians of several steps."""
-    config = GPTConfig(
-        vocab_size=shape.vocab_size,
-        context_length=shape.context_length,
-        emb_dim=shape.emb_dim,
-        num_heads=shape.emb_dim // 32,
-        num_layers=shape.num_layers,
-        exact_gelu=True,
-    )
-    model = GPT(config)
+    model = GPT(shape.config)
     optimizer = build_optimizer(model, OptimizerConfig(), precision)
     ids = _zipf(shape)
 
