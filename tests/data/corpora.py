@@ -7,11 +7,14 @@ import json
 import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from gpt.data.find import find_corpus
+from gpt.data.module import TokenData
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -19,10 +22,6 @@ def write(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
-
-
-def json_lines(rows: list[dict]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def comma_separated(rows: list[dict], separator: str = ",") -> str:
@@ -48,7 +47,7 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     elif name.endswith(".json"):
         content = json.dumps(rows)
     else:
-        content = json_lines(rows)
+        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return write(path, gzip.compress(content.encode()) if name.endswith(".gz") else content)
 
 
@@ -65,6 +64,17 @@ def documents(corpus: Path | str, **options) -> list[str]:
             texts.append("")
         texts[-1] += piece.text
     return texts
+
+
+def joined(data: TokenData, rank: int = 0, processes: int = 1, batches: int = 1, device: str = "cpu"):
+    """The data module in one of so many processes, whose Trainer accumulates so many batches."""
+    data.trainer = SimpleNamespace(
+        global_rank=rank,
+        world_size=processes,
+        accumulate_grad_batches=batches,
+        strategy=SimpleNamespace(root_device=torch.device(device)),
+    )
+    return data
 
 
 @contextmanager
