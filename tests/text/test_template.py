@@ -2,7 +2,6 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpt.errors import InputError
-from gpt.plain import build
 from gpt.text.template import DEFAULT_TEMPLATE, Part, Template
 from gpt.text.tokenizer import Tokenizer
 
@@ -34,15 +33,14 @@ def test_a_prompt_is_encoded_part_by_part_and_its_text_is_plain():
 HARD = Template(system="S'\n{content}\"é🤖", user="{{ 7 * 7 }}{content}\\", assistant="{% x %}\n{content}")
 
 
-@pytest.mark.parametrize("template", [DEFAULT_TEMPLATE, PLAIN, HARD])
-def test_jinja_renders_the_same_text(template):
+def test_jinja_renders_the_same_text():
     """Without and with an unfinished reply; a message in braces stays text."""
     render = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string
-    compiled = render(template.to_jinja())
+    compiled = render(HARD.to_jinja())
     messages = [{"role": "system", "content": "{{ 1 }}"}, *said("a'\"\n", "b", "ü{content}")]
-    prompt = TOKENIZER.decode(template.prompt(TOKENIZER, messages))
+    prompt = TOKENIZER.decode(HARD.prompt(TOKENIZER, messages))
     assert compiled.render(messages=messages, add_generation_prompt=True) == prompt
-    reply = template.assistant.removesuffix("{content}")
+    reply = HARD.assistant.removesuffix("{content}")
     assert compiled.render(messages=messages) == prompt.removesuffix(reply)
 
 
@@ -59,12 +57,6 @@ def test_a_template_that_cannot_be_used(texts, message):
     with pytest.raises(InputError) as error:
         Template(**texts)
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("saved", [[], {"user": "{content}"}, {"__class__": "x"}, {"system": 1}], ids=str)
-def test_a_saved_template_that_is_none(saved):
-    with pytest.raises(InputError, match=r"expected (system, user, assistant, got|str)"):
-        build(Template, saved)
 
 
 BAD_MESSAGES = {
