@@ -91,7 +91,7 @@ def test_a_share_is_at_most_one(share):
 
 
 def test_processes_share_the_windows_of_one(data_of):
-    """A window is spelled by its number in the run alone."""
+    """How a window is spelled depends only on its number in the run."""
     data = data_of(0.2)
     data.batch_size = 4
     alone = data.train_dataloader()
