@@ -34,7 +34,7 @@ def by_a_search(ids: list[int], text: list[int], least: int) -> list[list[int]]:
     return runs
 
 
-@pytest.mark.parametrize("least", [2, 3, 12])
+@pytest.mark.parametrize("least", [2, 12])
 @pytest.mark.parametrize("alphabet", [3, 100])
 def test_the_runs_are_those_of_a_search(least, alphabet):
     drawn = random.Random(least * alphabet)
@@ -83,14 +83,6 @@ def trained_on(corpus: str) -> tuple[Path, Tokenizer, list[int]]:
     return folder, tokenizer, training_text(folder, tokenizer).tolist()
 
 
-def test_the_text_of_a_run_is_what_it_was_trained_on(workplace):
-    _, tokenizer, ids = trained_on("text.txt")
-    text = tokenizer.decode(ids).replace("<|endoftext|>", "")
-    assert len(text) > 1000 and text in TEXT
-    with pytest.raises(InputError, match="not known"):
-        training_text(None, tokenizer)
-
-
 def test_the_text_of_examples_is_their_prompts_and_completions(workplace):
     rows = [f'{{"prompt": "say {k}", "completion": "it is number {k}"}}\n' for k in range(50)]
     (workplace / "rows.jsonl").write_text("".join(rows), "utf-8")
@@ -137,6 +129,8 @@ def test_nothing_that_a_strangers_run_names_is_read(run, workplace, monkeypatch,
 
 def test_the_text_of_a_run_is_at_hand_once_it_is_prepared_again(run, workplace):
     folder, tokenizer, ids = run
+    text = tokenizer.decode(ids).replace("<|endoftext|>", "")
+    assert len(text) > 1000 and text in TEXT
     name_corpus(folder, "http://127.0.0.1:9/x.txt")
     assert gpt("validate runs/mine --data.corpus text.txt") == 0
     (workplace / "text.txt").unlink()
