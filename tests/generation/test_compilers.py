@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpt import GPTConfig, generate
+from gpt import generate
 from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import backend_for, backend_of
@@ -33,8 +33,7 @@ def test_it_runs(precision, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("GPT_CACHE", str(cache))
     monkeypatch.setenv("CXX", shlex.join(CLANG))
     assert build.build(seconds=600.0)  # zig builds the standard library first
-    model = sharp(GPTConfig(vocab_size=301, context_length=64, emb_dim=64, num_heads=4, num_layers=2))
-    model = for_decoding(model, precision)
+    model = for_decoding(sharp(), precision)
     backend = backend_for(precision)
     assert isinstance(backend_of(model, backend), Compiled)
     written = generate(model, [[5, 6, 7]], max_new_tokens=30, temperature=0, backend=backend)

@@ -41,7 +41,7 @@ def continued(model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], **settin
     return list(texts.values())
 
 
-@pytest.mark.parametrize("size", [300, 420, 2048, pytest.param(50257, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [420, 2048, pytest.param(50257, marks=pytest.mark.slow)])
 def test_every_prefix_of_a_memorised_sentence_is_continued_by_its_rest(size):
     tokenizer = vocabulary(size)
     prompts = [SENTENCE[:end] for end in range(len(SENTENCE))]
@@ -94,13 +94,8 @@ def test_the_ways_are_those_that_the_tokenizer_gives_for_some_text(prompt):
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("The functio", " functio"), ("The ", " "), ("a\n\n  ", "\n\n  "), ("f():\n", "\n"), ("we'l", "'l"),
-        ('"\'l', "l"), (" 'l", "l"), ("3.14", "14"), ("x = (", " ("), ("", ""), ("é日本", "é日本"),
-        ("'", "'"),
-    ],
-)  # fmt: skip
+    ("text", "word"), [("we'l", "'l"), ("\"'l", "l"), (" 'l", "l"), ("x = (", " ("), ("a\n ", "\n ")]
+)
 def test_the_last_word_is_what_may_change(text, word):
     assert last_word(text) == word
 
@@ -110,7 +105,7 @@ def test_stop_strings_count_in_what_is_new_alone(learned):
     assert continued(*learned, ["We'll see the func"], stop=["func", "method"]) == ["tional "]
 
 
-@pytest.mark.parametrize("context", [1, 5, 16, 64])
+@pytest.mark.parametrize("context", [1, 16])
 def test_past_the_context_the_window_leaves_room_for_the_word(context, learned):
     """What follows the word is what the model writes after these tokens, read again."""
     _, tokenizer = learned
@@ -142,16 +137,13 @@ def test_ids_are_left_as_they_are_unless_their_tokenizer_is_given(learned):
         generate(model, torch.tensor([prompt]), heal=tokenizer, **how)
 
 
-def test_a_text_is_left_as_it_is_on_request(learned):
+def test_a_typed_text_is_healed_unless_it_is_not_wanted(learned):
+    """`--prompt 'the '`: training never saw a space as a token there."""
     model, tokenizer = learned
-    text, how = "We'll see the func", {"max_new_tokens": 5, "sampling": GREEDY}
-    by_ids = stream_samples(model, tokenizer, tokenizer.encode(text), **how)
-    assert list(stream_samples(model, tokenizer, text, heal=False, **how)) == list(by_ids)
+    prompt, how = "We'll see the ", {"max_new_tokens": 300, "sampling": GREEDY}
 
+    def text(given: str | list[int], **options) -> str:
+        return "".join(piece for _, piece in stream_samples(model, tokenizer, given, **how, **options))
 
-@pytest.mark.parametrize("prompt", ["We'll see the ", "We'll see the", "We'll see the func"])
-def test_what_is_typed_ends_as_the_text_would_with_a_space_or_without(learned, prompt):
-    """`--prompt 'the '`, whose last token would be a space that training never saw there."""
-    model, tokenizer = learned
-    pieces = stream_samples(model, tokenizer, prompt, max_new_tokens=300, sampling=GREEDY)
-    assert prompt + "".join(text for _, text in pieces) == SENTENCE
+    assert prompt + text(prompt) == SENTENCE
+    assert text(prompt, heal=False) == text(tokenizer.encode(prompt)) != text(prompt)

@@ -16,9 +16,6 @@ from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import backend_for, backend_of
 from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp
-from tests.generation.test_changed_models import CHANGES, CHANGES_WITHOUT_CACHE
-
-CONFIG = GPTConfig(vocab_size=301, context_length=32, emb_dim=64, num_heads=4, num_layers=2)
 
 
 @pytest.fixture(autouse=True)
@@ -44,83 +41,76 @@ def compared(monkeypatch) -> list[GPT]:
     return models
 
 
-def kept() -> list[str]:
+@pytest.fixture
+def file() -> Path:
+    """The file of the notes, beside the program."""
+    return build.program_path().with_suffix(".passed")
+
+
+def kept(file: Path) -> list[str]:
     """The lines of the notes."""
-    path = build.program_path().with_suffix(".passed")
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
-def test_weights_are_compared_once(precision, compared):
+@pytest.mark.parametrize("precision", ["bfloat16", "int4"])
+def test_weights_are_compared_once(precision, compared, file):
     name = backend_for(precision)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    first, second = sharp(CONFIG).to(dtype), sharp(CONFIG).to(dtype)
+    first, second = sharp().to(dtype), sharp().to(dtype)
     assert isinstance(backend_of(first, name), Compiled)
-    assert compared == [first]
-    (note,) = kept()
-    before = torch.get_rng_state()
+    before, notes_before = torch.get_rng_state(), kept(file)
     backend = backend_of(second, name)
     assert isinstance(backend, Compiled) and backend.rounding == (None if name == "auto" else name)
-    assert compared == [first] and kept() == [note]
+    assert compared == [first] and kept(file) == notes_before
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_each_rounding_is_compared(compared):
+def test_each_rounding_is_compared(compared, file):
     for name in ("auto", "int8", "int4"):
-        backend_of(sharp(CONFIG), name)
-    assert len(compared) == len(kept()) == 3
+        backend_of(sharp(), name)
+    assert len(compared) == len(kept(file)) == 3
 
 
 def test_another_process_compares_no_more():
-    backend_of(sharp(CONFIG))
+    backend_of(sharp())
     program = """
 import torch
 from gpt.generation import decoding
 from tests.generation.conftest import sharp
-from tests.generation.test_notes import CONFIG
 
 torch.set_num_threads(1)
 decoding._test = None
-print(type(decoding.backend_of(sharp(CONFIG))).__name__)
+print(type(decoding.backend_of(sharp())).__name__)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=False)
     assert done.stdout == "Compiled\n", done.stderr
 
 
-def set_threads(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-
-
-def rebuild(monkeypatch):
+def rebuild(patch):
     with build.program_path().open("ab") as file:
         file.write(b"\0")
 
 
-OTHERS = [
-    pytest.param(set_threads, id="threads"),
-    pytest.param(rebuild, id="a program"),
-    pytest.param(lambda patch: patch.setattr(torch, "__version__", "0"), id="a version of torch"),
-    pytest.param(lambda patch: torch.set_float32_matmul_precision("high"), id="a precision of products"),
-]
+SURROUNDINGS = {
+    "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 2),
+    "a program": rebuild,
+    "a version of torch": lambda patch: patch.setattr(torch, "__version__", "0"),
+    "a precision of products": lambda patch: torch.set_float32_matmul_precision("high"),
+}
 
 
-@pytest.mark.parametrize("change", OTHERS)
-def test_with_another_of_these_it_is_compared_again(change, compared, monkeypatch):
-    backend_of(sharp(CONFIG))
+@pytest.mark.parametrize("change", SURROUNDINGS.values(), ids=SURROUNDINGS)
+def test_with_another_of_these_it_is_compared_again(change, compared, file, monkeypatch):
+    backend_of(sharp())
     precision = torch.get_float32_matmul_precision()
     change(monkeypatch)
-    backend_of(sharp(CONFIG))
+    backend_of(sharp())
     torch.set_float32_matmul_precision(precision)
-    assert len(compared) == len(kept()) == 2
+    assert len(compared) == len(kept(file)) == 2
 
 
 def one_bit(model):
     model.blocks[1].feed_forward.down.weight.data[-1, -1] *= 1 + 2**-23
-
-
-def other_mask(model):
-    for block in model.blocks:
-        block.attention.mask = model.blocks[0].attention.mask.clone()  # each block its own
 
 
 def exchanged(model):
@@ -132,133 +122,111 @@ def untied(model):
     model.head.weight = nn.Parameter(model.head.weight.detach().clone())
 
 
-@pytest.mark.parametrize("change", [one_bit, other_mask, exchanged, untied])
-def test_another_model_is_compared(change, compared):
-    backend_of(sharp(CONFIG))
-    model = sharp(CONFIG)
+@pytest.mark.parametrize("change", [one_bit, exchanged, untied])
+def test_another_model_is_compared(change, compared, file):
+    backend_of(sharp())
+    model = sharp()
     change(model)
     assert isinstance(backend_of(model), Compiled)
-    assert len(compared) == len(kept()) == 2
+    assert len(compared) == len(kept(file)) == 2
 
 
 @pytest.fixture
-def package(monkeypatch, tmp_path) -> Path:
-    """Stands for the package's source."""
+def source(monkeypatch, tmp_path) -> Path:
+    """Stands for a file of the package's source."""
     (tmp_path / "package" / "attention").mkdir(parents=True)
     monkeypatch.setattr(notes, "_PACKAGE", tmp_path / "package")
+    return tmp_path / "package" / "attention" / "kernels.py"
+
+
+def test_edited_source_is_compared_again(source, compared, file, monkeypatch):
     monkeypatch.setattr(notes, "_LOADED", float("inf"))
-    return tmp_path / "package"
+    for text in ("a = 1", "a = 2"):
+        source.write_text(text, encoding="utf-8")
+        backend_of(sharp())
+        backend_of(sharp())
+    assert len(compared) == len(kept(file)) == 2
 
 
-def test_edited_source_is_compared_again(package, compared):
-    for source in ("a = 1", "a = 2"):
-        for _ in range(2):
-            (package / "attention" / "kernels.py").write_text(source, encoding="utf-8")
-            backend_of(sharp(CONFIG))
-    assert len(compared) == len(kept()) == 2
-
-
-def test_source_that_is_newer_than_the_process_is_not_what_it_runs(package, compared, monkeypatch):
-    monkeypatch.setattr(notes, "_LOADED", 0.0)
-    (package / "model.py").write_text("a = 1", encoding="utf-8")
+def test_source_that_is_newer_than_the_process_is_not_what_it_runs(source, compared, file):
+    source.write_text("a = 1", encoding="utf-8")
     for _ in range(2):
-        assert isinstance(backend_of(sharp(CONFIG)), Compiled)
-    assert len(compared) == 2 and not kept()
+        assert isinstance(backend_of(sharp()), Compiled)
+    assert len(compared) == 2 and not kept(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"0" * 64, b"short\n", "cut"])
-def test_a_damaged_note_is_ignored(content, compared):
-    backend_of(sharp(CONFIG))
-    path, (note,) = build.program_path().with_suffix(".passed"), kept()
-    path.write_bytes(note[:40].encode() if content == "cut" else content)
-    backend_of(sharp(CONFIG))
-    assert len(compared) == 2 and kept()[-1] == note and {len(line) for line in kept()} == {64}
-    backend_of(sharp(CONFIG))
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "no text"])
+def test_a_damaged_note_is_ignored(is_cut, compared, file):
+    backend_of(sharp())
+    (note,) = kept(file)
+    file.write_bytes(note[:40].encode() if is_cut else b"\xff" * 64)
+    backend_of(sharp())
+    assert len(compared) == 2 and kept(file)[-1] == note
+    backend_of(sharp())
     assert len(compared) == 2
 
 
-def test_a_link_and_a_folder_are_no_notes(tmp_path, compared):
-    backend_of(sharp(CONFIG))
-    path = build.program_path().with_suffix(".passed")
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    backend_of(sharp(CONFIG))
-    path.unlink()
-    path.mkdir()
-    assert isinstance(backend_of(sharp(CONFIG)), Compiled)
+def test_a_link_and_a_folder_are_no_notes(tmp_path, compared, file):
+    backend_of(sharp())
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    backend_of(sharp())
+    file.unlink()
+    file.mkdir()
+    assert isinstance(backend_of(sharp()), Compiled)
     assert len(compared) == 3
 
 
-def test_where_nothing_can_be_written_each_process_compares(compared, monkeypatch, capsys):
+def test_where_nothing_can_be_written_each_process_compares(compared, file, monkeypatch, capsys):
     def full(path):
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(notes, "atomic_write", full)
     for _ in range(2):
-        assert isinstance(backend_of(sharp(CONFIG)), Compiled)
-    assert len(compared) == 2 and not kept()
+        assert isinstance(backend_of(sharp()), Compiled)
+    assert len(compared) == 2 and not kept(file)
     assert capsys.readouterr().err == ""
 
 
-def test_weights_that_change_in_a_process_leave_no_notes(compared):
+def test_weights_that_change_in_a_process_leave_no_notes(compared, file):
     """As in training, where they do not come twice."""
-    model = sharp(CONFIG)
+    model = sharp()
     for _ in range(3):
         backend_of(model)
         with torch.no_grad():
             model.head.weight.mul_(0.9)
-    assert len(compared) == 3 and len(kept()) == 1
+    assert len(compared) == 3 and len(kept(file)) == 1
 
 
-def test_only_the_newest_notes_are_kept(monkeypatch):
-    monkeypatch.setattr(notes, "_MOST", 2)
-    for seed in range(3):
-        backend_of(sharp(CONFIG, seed))
-    newest = kept()
-    backend_of(sharp(CONFIG, 2))
-    assert len(newest) == 2 and kept() == newest
+def test_only_the_newest_notes_are_kept(file):
+    old = [f"{number:064}" for number in range(1000)]
+    file.write_text("\n".join(old), encoding="utf-8")
+    backend_of(sharp())
+    assert kept(file)[:-1] == old[1:]
 
 
-@pytest.mark.parametrize("change", [*CHANGES, *CHANGES_WITHOUT_CACHE])
-def test_a_changed_model_does_not_find_the_note(change):
-    backend_of(sharp(CONFIG))
-    model = sharp(CONFIG)
-    change(model)
-    assert isinstance(backend_of(model.eval()), Forward)
-    assert len(kept()) == 1
-
-
-def capped(monkeypatch):
-    def forward(self, tokens, original=GPT.forward, **options):
-        return 5 * torch.tanh(original(self, tokens, **options) / 5)
-
-    monkeypatch.setattr(GPT, "forward", forward)
-
-
-def without_late_tokens(monkeypatch):
-    """No tiny model has such."""
+def in_a_file_beside_the_package(monkeypatch):
+    """Whose path begins like the package's; it changes late tokens, of which a tiny model has none."""
 
     def forward(self, tokens, original=GPT.forward, **options):
         logits = original(self, tokens, **options)
         logits[..., 200:] = 0
         return logits
 
+    forward.__code__ = forward.__code__.replace(co_filename=f"{notes._PACKAGE}_mine.py")
     monkeypatch.setattr(GPT, "forward", forward)
 
 
-def in_a_file_beside_the_package(monkeypatch):
-    """Whose path begins like the package's."""
-    without_late_tokens(monkeypatch)
-    code = GPT.forward.__code__.replace(co_filename=f"{notes._PACKAGE}_mine.py")
-    monkeypatch.setattr(GPT.forward, "__code__", code)
-
-
 def another_layer(monkeypatch):
-    monkeypatch.setattr(nn.GELU, "forward", lambda self, x: x.relu())
+    """For texts that are longer than those of a tiny model."""
+    forward = nn.GELU.forward
+    monkeypatch.setattr(
+        nn.GELU, "forward", lambda self, x: forward(self, x) if x.shape[1] <= 17 else x.relu()
+    )
 
 
 def another_kernel(monkeypatch):
-    """For texts that are longer than those of a tiny model."""
+    """Also for longer texts."""
     attend = nn.functional.scaled_dot_product_attention
 
     def doubled(query, *others, **options):
@@ -278,89 +246,62 @@ def a_replaced_object(monkeypatch):
     monkeypatch.setattr(multi_head, "attention", Attention())
 
 
-def inside_torch(monkeypatch):
-    original = torch.embedding
-    monkeypatch.setattr(torch, "embedding", lambda *arguments: 2 * original(*arguments))
-
-
-PATCHES = [
-    capped,
-    without_late_tokens,
-    in_a_file_beside_the_package,
-    another_layer,
-    another_kernel,
-    a_replaced_object,
-    inside_torch,
-]
+PATCHES = [in_a_file_beside_the_package, another_layer, another_kernel, a_replaced_object]
 
 
 @pytest.mark.parametrize("patch", PATCHES)
 def test_patched_code_counts_after_a_note(patch, monkeypatch):
-    backend_of(sharp(CONFIG))
+    backend_of(sharp())
     patch(monkeypatch)
-    assert isinstance(backend_of(sharp(CONFIG)), Forward)
+    assert isinstance(backend_of(sharp()), Forward)
 
 
-def test_a_hook_of_all_modules_counts_after_a_note():
-    backend_of(sharp(CONFIG))
-    hook = nn.modules.module.register_module_forward_hook(
+def a_hook_of_all_modules():
+    """Also for longer texts."""
+    return nn.modules.module.register_module_forward_hook(
         lambda module, _, out: out * 2 if isinstance(module, nn.LayerNorm) and len(out[0]) > 17 else None
     )
-    with hook:
-        assert isinstance(backend_of(sharp(CONFIG)), Forward)
 
 
-def test_autocast_counts_after_a_note():
-    backend_of(sharp(CONFIG))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert isinstance(backend_of(sharp(CONFIG)), Forward)
+def autocast():
+    return torch.autocast("cpu", torch.bfloat16)
 
 
-SHAPES = [{}, {"num_heads": 1}, {"qkv_bias": False, "exact_gelu": True}, {"tie_embeddings": False}]
+@pytest.mark.parametrize("context", [a_hook_of_all_modules, autocast])
+def test_what_changes_all_models_counts_after_a_note(context):
+    backend_of(sharp())
+    with context():
+        assert isinstance(backend_of(sharp()), Forward)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+SHAPES = [{"num_heads": 1}, {"qkv_bias": False, "exact_gelu": True, "tie_embeddings": False}]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_tiny_model_of_any_shape_is_computed(shape):
     model = GPT(GPTConfig(**{"vocab_size": 50, "emb_dim": 96, "num_heads": 6, "num_layers": 1, **shape}))
     with torch.inference_mode():
         assert decoding._computes_tiny(model, build.program())
 
 
-def hashes(values: bytes) -> list[int]:
-    """By the program, of bytes that begin anywhere."""
-    tensor = torch.frombuffer(bytearray(b"_" + values), dtype=torch.uint8)[1:]
-    return list(notes._hashes([tensor], build.program()))
+def formula(piece: bytes) -> list[int]:
+    """The hashes of a piece, written out."""
+    padded = piece + bytes(-len(piece) % 64)
+    hashes = list(range(1, 9))
+    for place in range(0, len(padded), 8):
+        lane = place // 8 % 8
+        word = int.from_bytes(padded[place : place + 8], sys.byteorder)
+        mixed = (hashes[lane] ^ word) * 0x9E3779B97F4A7C15 % 2**64
+        hashes[lane] = (mixed << 31 | mixed >> 33) % 2**64
+    return hashes
 
 
-def test_the_hash_is_its_formula():
-    """Written out."""
-    values = bytes(torch.randint(256, (64 * 5 + 13,), dtype=torch.uint8))
-    padded = values + bytes(64 - 13)
-    expected = list(range(1, 9))
-    for i in range(0, len(padded), 8):
-        lane = i // 8 % 8
-        mixed = (
-            (expected[lane] ^ int.from_bytes(padded[i : i + 8], sys.byteorder)) * 0x9E3779B97F4A7C15 % 2**64
-        )
-        expected[lane] = (mixed << 31 | mixed >> 33) % 2**64
-    assert hashes(values) == expected
-
-
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 256 + 64, 3 * 256 + 5])
-def test_each_bit_counts(size, monkeypatch):
-    """Also two bits that are the signs of numbers beside each other; with any number of threads."""
-    monkeypatch.setattr(notes, "_PIECE", 256)
-    values = bytearray(bytes(torch.randint(256, (size,), dtype=torch.uint8)))
-    before = hashes(values)
-    assert len(before) == -(-size // 256) * 8
-    for place in {0, size // 2, size - 1, max(0, size - 8)}:
-        for places in ([place], [place, place - 64], [place, place - 8]):
-            if min(places) < 0:
-                continue
-            for bit in (1, 128):
-                changed = bytearray(values)
-                for each in places:
-                    changed[each] ^= bit
-                assert hashes(changed) != before
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert hashes(values) == before
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 2**20 + 5])
+def test_each_piece_of_a_tensor_has_the_hashes_of_the_formula(size, monkeypatch):
+    """A piece is a MiB; tensors begin anywhere, and any number of threads hashes them."""
+    values = torch.randint(256, (1 + size,), dtype=torch.uint8)[1:]
+    data = values.numpy().tobytes()
+    expected = [*formula(data[: 2**20]), *(formula(data[2**20 :]) if size > 2**20 else [])]
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert list(notes._hashes([values], build.program())) == expected

@@ -1,9 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
-from gpt.errors import InputError
 from gpt.generation.text import TextStream
 
 BYTES = Tokenizer("gpt2", vocab_size=257)  # a token a byte: every character beyond ASCII spans tokens
@@ -50,8 +48,3 @@ def test_pieces_join_to_the_text_before_the_first_stop(text, stop):
     given_out = pieces(text, *stop)
     assert "".join(given_out) == text[:begin]
     assert not any("\ufffd" in piece for piece in given_out)
-
-
-def test_an_empty_stop_string_is_refused():
-    with pytest.raises(InputError, match="stop string"):
-        TextStream(BYTES, ("",))
