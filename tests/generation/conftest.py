@@ -11,7 +11,7 @@ from gpt.generation import build
 
 # A shape that the compiled program takes.
 CONFIG = GPTConfig(vocab_size=301, context_length=32, emb_dim=64, num_heads=4, num_layers=2)
-# Of six lengths, three of them longer than this context.
+# Their lengths are six; three are longer than this context.
 PROMPTS = [[5, 6, 7], [250] * 40, [9], list(range(100)), [1, 2, 3, 4] * 5, [77, 3] * 31]
 
 
