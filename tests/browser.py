@@ -1,7 +1,6 @@
-"""A real browser: Chromium and its driver, Debian's packages chromium and chromium-driver."""
+"""The page in a real browser: Chromium and its driver, Debian's packages chromium and chromium-driver."""
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -18,16 +17,109 @@ marks = [
 SWITCHES = """headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking
 disable-component-update disable-sync disable-dev-shm-usage hide-scrollbars"""
 
+AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"  # npm install --no-save axe-core
+needs_axe = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
+
+
+class Page:
+    """The page in a window. Elements are found by their CSS selectors."""
+
+    def __init__(self, browser) -> None:
+        self.browser = browser
+        self.run = browser.execute_script
+
+    def find(self, selector: str):
+        return self.browser.find_element("css selector", selector)
+
+    def all(self, selector: str):
+        return self.browser.find_elements("css selector", selector)
+
+    def tokens(self):
+        return self.all("#text .token")
+
+    def shows(self, selector: str) -> bool:
+        return self.find(selector).is_displayed()
+
+    def text(self, selector: str) -> str:
+        """What is displayed of an element's text."""
+        return self.find(selector).text
+
+    def content(self, selector: str) -> str:
+        """All of an element's text, with its blanks."""
+        return self.find(selector).get_property("textContent")
+
+    def wait(self, what):
+        """The first true value of what is called again and again."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        return WebDriverWait(self.browser, 20, 0.05).until(lambda _: what())
+
+    def wait_for(self, selector: str) -> None:
+        self.wait(lambda: self.shows(selector))
+
+    def wait_for_text(self, selector: str, part: str = "") -> str:
+        """The text of an element, as soon as it has one with this part."""
+        return self.wait(lambda: part in self.text(selector) and self.text(selector))
+
+    def wait_for_the_end(self) -> None:
+        """Until nothing is being written."""
+        self.wait(lambda: self.find("#generate").is_enabled())
+
+    def set_slider(self, name: str, value: float) -> None:
+        self.run(
+            "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+            "s.dispatchEvent(new Event('input'))",
+            name,
+            value,
+        )
+
+    def begin(self, prompt: str, tokens: int) -> None:
+        """Let it write, with a seed: one in a hundred random texts ends within four tokens."""
+        for field, value in (("#prompt", prompt), ("#seed", "7")):
+            self.find(field).clear()
+            self.find(field).send_keys(value)
+        self.set_slider("max_tokens", tokens)
+        self.find("#generate").click()
+
+    def generate(self, prompt: str, tokens: int) -> str:
+        """Let it write, and return the text."""
+        self.begin(prompt, tokens)
+        self.wait_for_the_end()
+        return self.content("#text")
+
+    def stop(self) -> int:
+        """Press Stop while it writes, and return how many tokens there are."""
+        self.wait(lambda: len(self.tokens()) > 3)
+        assert not self.find("#generate").is_enabled()
+        self.find("#halt").click()
+        self.wait_for_the_end()
+        return len(self.tokens())
+
+    def look(self, token: int) -> None:
+        """Show the attention of a token of the text."""
+        self.tokens()[token].click()
+        self.wait_for("#attention")
+
+    def severe(self) -> list[str]:
+        """Errors in the browser's log since it was last read."""
+        return [line["message"] for line in self.browser.get_log("browser") if line["level"] == "SEVERE"]
+
+    def violations(self) -> list[str]:
+        """The rules of accessibility that axe-core sees broken on the page as it is, each with an element."""
+        self.run(AXE.read_text("utf-8"))
+        result = self.browser.execute_async_script("axe.run().then(arguments[0])")
+        return [f"{one['id']}: {one['nodes'][0]['html']}" for one in result["violations"]]
+
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Starts a browser; each width is a window of its own."""
+    """Opens an address in a browser; each is a window of its own."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
     browsers = []
 
-    def open_(width: int, height: int):
+    def open_(address: str, width: int = 1100, height: int = 1000, dark: bool = False) -> Page:
         options = ChromeOptions()
         options.binary_location = CHROMIUM
         for switch in SWITCHES.split():
@@ -37,69 +129,11 @@ def start(tmp_path_factory):
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         browser = Chrome(options, Service(DRIVER))
         browsers.append(browser)
-        return browser
+        colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [colours]})
+        browser.get(address)
+        return Page(browser)
 
     yield open_
     for browser in browsers:
         browser.quit()
-
-
-AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"  # npm install --no-save axe-core
-needs_axe = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
-
-
-def violations(browser) -> list[str]:
-    """The rules of accessibility that axe-core sees broken on the page as it is, each with an element."""
-    browser.execute_script(AXE.read_text("utf-8"))
-    result = browser.execute_async_script("axe.run().then(arguments[0])")
-    return [f"{one['id']}: {one['nodes'][0]['html']}" for one in result["violations"]]
-
-
-def set_dark(browser) -> None:
-    feature = {"name": "prefers-color-scheme", "value": "dark"}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-
-
-def wait_for(what, seconds: float = 20):
-    deadline = time.monotonic() + seconds
-    while not (result := what()):
-        assert time.monotonic() < deadline, "the page does not get there"
-        time.sleep(0.05)
-    return result
-
-
-def find(browser, selector: str):
-    return browser.find_element("css selector", selector)
-
-
-def find_all(browser, selector: str):
-    return browser.find_elements("css selector", selector)
-
-
-def severe(browser) -> list[str]:
-    """Errors in the browser's log since it was last read."""
-    return [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
-
-
-def set_slider(browser, name: str, value: float) -> None:
-    browser.execute_script(
-        "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
-        "s.dispatchEvent(new Event('input'))",
-        name,
-        value,
-    )
-
-
-def begin(browser, prompt: str, tokens: int) -> None:
-    """Let it write, with a seed: one in a hundred random texts ends within four tokens."""
-    for field, value in (("#prompt", prompt), ("#seed", "7")):
-        find(browser, field).clear()
-        find(browser, field).send_keys(value)
-    set_slider(browser, "max_tokens", tokens)
-    find(browser, "#generate").click()
-
-
-def generate(browser, prompt: str, tokens: int) -> str:
-    begin(browser, prompt, tokens)
-    wait_for(lambda: find(browser, "#generate").is_enabled())
-    return find(browser, "#text").get_property("textContent")

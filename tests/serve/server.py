@@ -15,6 +15,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
 from benchmarks.common import listening  # noqa: F401 - for the tests
 from fastapi.testclient import TestClient
+from torch import Tensor
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.generation import generate
@@ -26,54 +27,58 @@ TOKENIZER = Tokenizer("gpt2", vocab_size=257)
 
 
 class Hooked(GPT):
-    """A model that calls `before(tokens)` each time it computes: to be slow, or to fail."""
+    """A model that gives `hook(tokens, features)`, with what it computed: to be slow or wrong, or to fail."""
 
-    def features(self, tokens: Any, **inputs: Any) -> Any:
-        self.before(tokens)
-        return super().features(tokens, **inputs)
+    def features(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        return self.hook(tokens, super().features(tokens, **inputs))
 
 
-def hooked(before: Callable[[Any], None]) -> GPT:
+def hooked(hook: Callable[[Tensor, Tensor], Tensor]) -> GPT:
     model = copy.deepcopy(MODEL)
-    model.__class__, model.before = Hooked, before
+    model.__class__, model.hook = Hooked, hook
     return model
 
 
 def slow(seconds: float = 0.05) -> GPT:
     """A model whose every step takes this long."""
-    return hooked(lambda tokens: time.sleep(seconds))
+
+    def wait(tokens: Tensor, features: Tensor) -> Tensor:
+        time.sleep(seconds)
+        return features
+
+    return hooked(wait)
 
 
 def new_app(model: GPT = MODEL, **options: Any):
     return create_app(model, TOKENIZER, name="tiny", **options)
 
 
-def connected(app: Any) -> TestClient:
+def connected(app, address: str = "http://testserver") -> TestClient:
     """A client of an application, which ends with the block."""
-    return TestClient(app, raise_server_exceptions=False)
+    return TestClient(app, address, raise_server_exceptions=False)
 
 
-def get(app: Any, path: str, **options: Any) -> Any:
+def get(app, path: str):
     with connected(app) as client:
-        return client.get(path, **options)
+        return client.get(path)
 
 
-def post(app: Any, path: str = "/v1/completions", **form: Any) -> Any:
+def post(app, path: str = "/v1/completions", **form: Any):
     with connected(app) as client:
         return client.post(path, json=form)
 
 
-def choice_of(response: Any) -> Any:
+def choice_of(response) -> dict[str, Any]:
     """The only choice of a completion."""
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
     return choice
 
 
-def talk(app: Any, use: Callable[[Any], Awaitable[Any]]) -> Any:
+def talk(app, use: Callable[[Any], Awaitable[Any]]):
     """Run `use(client)`, whose requests may run at the same time."""
 
-    async def main() -> Any:
+    async def main():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),
@@ -91,14 +96,14 @@ def alone(prompt: str | list[int], count: int, **options: Any) -> str:
     return TOKENIZER.decode(row[len(ids) :]).partition("<|endoftext|>")[0]
 
 
-def events(response: Any) -> list[Any]:
+def events(response) -> list[dict[str, Any]]:
     """Those of a stream that has ended."""
     *lines, end = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert end == "[DONE]"
     return [json.loads(line) for line in lines]
 
 
-def streamed(response: Any, index: int = 0) -> list[Any]:
+def streamed(response, index: int = 0) -> list[dict[str, Any]]:
     """The pieces of a choice in a stream that has ended, of which only the last one says why it ends."""
     choices = [event["choices"][0] for event in events(response) if event["choices"]]
     pieces = [choice for choice in choices if choice["index"] == index]
@@ -106,7 +111,7 @@ def streamed(response: Any, index: int = 0) -> list[Any]:
     return pieces
 
 
-def idle(app: Any) -> bool:
+def idle(app) -> bool:
     """Whether soon no request is open and nothing is decoded."""
     service, deadline = app.state.service, time.monotonic() + 5
     while service.cost or service.history.own.open or service.history.own._engine.busy:

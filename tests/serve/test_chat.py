@@ -1,7 +1,7 @@
 import pytest
 
 from gpt.text.template import Template
-from tests.serve.server import TOKENIZER, alone, choice_of, events, new_app, post, streamed, talk
+from tests.serve.server import TOKENIZER, alone, choice_of, events, new_app, post, streamed
 
 TEMPLATE = Template(system="S{content}", user="U{content}\n", assistant="A{content}")
 HI = [{"role": "user", "content": "Hi"}]
@@ -9,7 +9,7 @@ TOOL = {"type": "function", "function": {"name": "search_notes", "parameters": {
 
 
 def chat(template=TEMPLATE, **form):
-    return post(new_app(template=template), "/v1/chat/completions", model="tiny", **form)
+    return post(new_app(template=template), "/v1/chat/completions", **{"messages": HI, **form})
 
 
 def text_part(text: str) -> list[dict[str, str]]:
@@ -18,15 +18,19 @@ def text_part(text: str) -> list[dict[str, str]]:
 
 
 def test_a_reply_follows_the_conversation_in_the_template():
-    turns = [
-        {"role": "system", "content": "x"},
+    messages = [
+        {"role": "developer", "content": "x"},
         *HI,
         {"role": "assistant", "content": "Yes", "refusal": None},
         {"role": "user", "content": text_part("<|endoftext|>")},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "user", "content": text_part("")},
     ]
-    response = chat(messages=turns, max_tokens=9, temperature=0)
-    ids = [TOKENIZER.eot, *TOKENIZER.encode("SxUHi\nA"), *TOKENIZER.encode("Yes"), TOKENIZER.eot]
-    ids += TOKENIZER.encode("U<|endoftext|>\nA")
+    response = chat(messages=messages, max_tokens=9, temperature=0)
+    ids = [TOKENIZER.eot]
+    for turn in ("SxUHi\nAYes", "U<|endoftext|>\nA"):
+        ids += [*TOKENIZER.encode(turn), TOKENIZER.eot]
+    ids += TOKENIZER.encode("U\nA")
     choice, body = choice_of(response), response.json()
     assert body["object"] == "chat.completion" and len(body["id"]) == 32
     assert choice["message"] == {"role": "assistant", "content": alone(ids, 9, temperature=0)}
@@ -35,7 +39,7 @@ def test_a_reply_follows_the_conversation_in_the_template():
 
 
 def test_what_clients_send_besides_changes_nothing():
-    asked = {"messages": HI, "max_tokens": 9, "temperature": 0}
+    asked = {"max_tokens": 9, "temperature": 0}
     sent = {
         "user": "someone", "metadata": {"chat": "1"}, "store": False, "service_tier": "auto",
         "parallel_tool_calls": True, "safety_identifier": "x", "prompt_cache_key": "y", "logprobs": False,
@@ -48,34 +52,8 @@ def test_what_clients_send_besides_changes_nothing():
     assert choice_of(chat(**asked, **sent)) == choice_of(chat(**asked))
 
 
-def test_open_webui_gets_the_model_a_reply_and_a_title():
-    """Its version 0.12 offers tools in every chat of its page, and asks for the title without a stream."""
-
-    async def use(client):
-        models = (await client.get("/v1/models")).json()["data"]
-        system = {"role": "system", "content": "Be kind."}
-        form = {"model": models[0]["id"], "messages": [system, *HI], "temperature": 0.0, "max_tokens": 9}
-        stream = {"stream": True, "stream_options": {"include_usage": True}}
-        reply = await client.post("/v1/chat/completions", json={**form, **stream, "tools": [TOOL]})
-        whole = await client.post("/v1/chat/completions", json={**form, "stream": False})
-        return events(reply), whole.json()
-
-    (*pieces, last), whole = talk(new_app(template=TEMPLATE), use)
-    text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
-    assert text == whole["choices"][0]["message"]["content"] != ""
-    assert last["usage"] == whole["usage"]
-
-
-@pytest.mark.parametrize("content", [None, text_part("")], ids=["none", "an empty part"])
-def test_a_message_may_be_empty(content):
-    turns = [*HI, {"role": "assistant", "content": content, "tool_calls": []}, *HI]
-    message = choice_of(chat(messages=turns, max_tokens=9, temperature=0))["message"]
-    turn = TOKENIZER.encode("UHi\nA")
-    assert message["content"] == alone([TOKENIZER.eot, *turn, TOKENIZER.eot, *turn], 9, temperature=0)
-
-
 def test_the_stream_adds_up_to_the_reply():
-    form = {"messages": HI, "max_completion_tokens": 12, "seed": 2, "n": 2}
+    form = {"max_completion_tokens": 12, "seed": 2, "n": 2}
     whole = chat(**form).json()
     response = chat(**form, stream=True, stream_options={"include_usage": True})
     assert {event["object"] for event in events(response)} == {"chat.completion.chunk"}
@@ -93,10 +71,9 @@ def test_the_stream_adds_up_to_the_reply():
         ({"messages": [{"role": "tool", "content": "x"}]}, "message 1 has the role 'tool'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
-        ({"logprobs": 1}, "a chat has none"),
+        ({"template": None}, "has no template for a chat"),
         ({"logprobs": True}, "a chat has none"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: "),
-        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice: "),
         ({"function_call": {"name": "search_notes"}}, "function_call: "),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -104,24 +81,11 @@ def test_the_stream_adds_up_to_the_reply():
         ({"frequency_penalty": -0.5}, "frequency_penalty: this is not supported here"),
         ({"logit_bias": {"9": 1}}, "logit_bias: this is not supported here"),
         ({"best_of": 2}, "best_of"),
-        ({"verbosity": "low"}, "verbosity: there is no such field"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_answered(form, message):
-    response = chat(**{"messages": HI, **form})
+    response = chat(**form)
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert message in error["message"]
-
-
-def test_a_model_that_was_not_tuned_on_examples_does_not_chat():
-    response = chat(template=None, messages=HI)
-    assert response.status_code == 400
-    assert "has no template for a chat" in response.json()["error"]["message"]
-
-
-def test_a_wrong_base_url_is_told_the_right_paths():
-    response = talk(new_app(), lambda client: client.post("/chat/completions", json={}))
-    assert response.status_code == 404
-    message = response.json()["error"]["message"]
-    assert message.startswith("there is no path '/chat/completions', expected /v1/chat/completions")

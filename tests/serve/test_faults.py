@@ -1,7 +1,6 @@
 """What a client or a fault does to the server does not touch the requests of others."""
 
 import asyncio
-import copy
 import gc
 import json
 import time
@@ -39,52 +38,31 @@ def has_z(tokens):
     return (tokens == TOKENIZER.encode("Z")[0]).any(dim=1)
 
 
-class NotFinite(type(MODEL)):
-    """Gives logits that are not finite for a text with a Z."""
-
-    def features(self, tokens, **inputs):
-        features = super().features(tokens, **inputs)
-        return torch.where(has_z(tokens)[:, None, None], torch.nan, features)
+def not_finite(tokens, features):
+    return torch.where(has_z(tokens)[:, None, None], torch.nan, features)
 
 
-def not_finite():
-    model = copy.deepcopy(MODEL)
-    model.__class__ = NotFinite
-    return model
-
-
-def raising():
-    def before(tokens):
-        if has_z(tokens).any() and tokens.shape[1] < 8:  # not the text by which the engine compares
-            raise RuntimeError("a fault of this prompt")
-
-    return hooked(before)
+def raising(tokens, features):
+    if has_z(tokens).any() and tokens.shape[1] < 8:  # not the text by which the engine compares
+        raise RuntimeError("a fault of this prompt")
+    return features
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("make", "poison", "status"),
-    [
-        pytest.param(lambda: MODEL, {"top_p": 1e-50}, 400, id="top_p"),
-        pytest.param(lambda: MODEL, {"repetition_penalty": 1e-40}, 400, id="penalty"),
-        pytest.param(not_finite, {"prompt": "Z"}, 500, id="not finite"),
-        pytest.param(raising, {"prompt": "Z"}, 500, id="raised"),
-    ],
-)
-def test_a_poisoned_request_changes_nothing_for_the_one_beside_it(make, poison, status, stream, caplog):
+@pytest.mark.parametrize("fault", [not_finite, raising])
+def test_a_poisoned_request_changes_nothing_for_the_one_beside_it(fault, stream, caplog):
     async def use(client):
         good = asyncio.create_task(client.post("/v1/completions", json=GOOD))
         await asyncio.sleep(0.02)
-        form = {**GOOD, **poison, "stream": stream}
+        form = {**GOOD, "prompt": "Z", "stream": stream}
         return [await client.post("/v1/completions", json=form) for _ in range(3)], await good
 
-    answers, good = talk(new_app(make()), use)
+    answers, good = talk(new_app(hooked(fault)), use)
     assert choice_of(good)["text"] == alone("Hi", 30, temperature=0)
     for answer in answers:
-        assert "a fault of this prompt" not in answer.text
-        error = events(answer)[-1] if stream and status == 500 else answer.json()
-        assert error["error"]["code"] == status
-    assert bool(caplog.records) == (status == 500)  # what the server did wrong is in its log
+        error = events(answer)[-1] if stream else answer.json()
+        assert error["error"]["code"] == 500 and "a fault of this prompt" not in answer.text
+    assert caplog.records
 
 
 def test_attention_does_not_starve_completions():
@@ -107,8 +85,8 @@ def test_attention_does_not_starve_completions():
     assert set(answers) == {200} and len(answers) < 32 + 25
 
 
-def talk_raw(app, receive, send, then=lambda: asyncio.sleep(0)):
-    """Run one request with the two functions of ASGI, `then` another while the application still runs."""
+def talk_raw(app, receive, send):
+    """Run one request with the two functions of ASGI, and let the application tidy up."""
     scope = {
         "type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
         "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
@@ -118,7 +96,7 @@ def talk_raw(app, receive, send, then=lambda: asyncio.sleep(0)):
     async def main():
         async with app.router.lifespan_context(app):
             await asyncio.wait_for(app(scope, receive, send), 20)
-            await then()
+            await asyncio.sleep(0.1)
 
     asyncio.run(main())
 
@@ -150,7 +128,7 @@ def test_a_stream_that_nobody_reads_is_ended():
         if len(sent) == 3:
             await asyncio.Event().wait()  # the client takes nothing more
 
-    talk_raw(app, receive, send, lambda: asyncio.sleep(0.1))
+    talk_raw(app, receive, send)
     assert len(sent) == 3 and idle(app)
 
 
@@ -158,31 +136,38 @@ def test_a_stream_that_nobody_reads_is_ended():
 LARGE = {"prompt": [65] * 60, "n": 16, "max_tokens": 0, "echo": True, "logprobs": 5}
 
 
-def test_a_large_answer_is_made_beside_the_event_loop(monkeypatch):
-    threads = set()
+@pytest.fixture
+def making(monkeypatch):
+    """Calls a function before each part of an answer is made."""
 
-    def noted(*arguments):
-        threads.add(get_ident())
-        return log_probabilities(*arguments)
+    def call(function):
+        def noted(*arguments):
+            function()
+            return log_probabilities(*arguments)
 
+        monkeypatch.setattr("gpt.serve.app.log_probabilities", noted)
+
+    return call
+
+
+def test_a_large_answer_is_made_beside_the_event_loop(making):
     async def use(client):
         await client.post("/v1/completions", json=LARGE)
         return get_ident()
 
-    monkeypatch.setattr("gpt.serve.app.log_probabilities", noted)
+    threads = set()
+    making(lambda: threads.add(get_ident()))
     loop = talk(new_app(), use)
     assert threads and loop not in threads
 
 
-def test_others_have_their_turn_while_a_large_stream_is_made(monkeypatch):
-    turns = []
-
-    def noted(*arguments):
+def test_others_have_their_turn_while_a_large_stream_is_made(making):
+    def take_turns():
         turns.append("ours")
         asyncio.get_running_loop().call_soon(turns.append, "others'")
-        return log_probabilities(*arguments)
 
-    monkeypatch.setattr("gpt.serve.app.log_probabilities", noted)
+    turns = []
+    making(take_turns)
     assert post(new_app(), **LARGE, stream=True).status_code == 200
     in_a_row = [len(list(group)) for turn, group in groupby(turns) if turn == "ours"]
     assert sum(in_a_row) == 960 and max(in_a_row) <= 8
@@ -227,27 +212,23 @@ def test_long_texts_do_not_keep_short_ones_from_being_tokenized():
     assert ended.index((2, 200)) < 6  # the refused ones come first, the long ones two at a time
 
 
-BRACKETS = b"[" * 200_000 + b"]" * 200_000
+DIGITS = b"9" * 4300
+HOSTILE = {
+    "a million errors": b'{"prompt": [' + b"[]," * 340_000 + b"[]]}",
+    "nested brackets": b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "many options": b'{"stream_options": {' + b",".join(b'"a%d":7' % i for i in range(80_000)) + b"}}",
+    "a long number": b'{"seed": ' + b"9" * 1_000_000 + b"}",
+    "many tokens": b'{"n": 2147483647, "max_tokens": ' + DIGITS + b"}",
+    "many tokens of a chat": b'{"n": 2147483647, "max_completion_tokens": ' + DIGITS + b"}",
+    "a large id": b'{"prompt": [' + DIGITS + b"]}",
+    "a large top-k": b'{"top_k": ' + DIGITS + b"}",
+    "not a number": b'{"temperature": NaN}',
+    "half a character": b'{"prompt": "\\ud800"}',
+    "a long word": b'{"prompt": "' + b"a" * 1_000_000 + b'"}',
+}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt": [' + b"[]," * 340_000 + b"[]]}",
-        b'{"prompt": [' + b"{}," * 340_000 + b"{}]}",
-        b'{"prompt": ' + BRACKETS + b"}",
-        b'{"prompt": "Hi", "stream_options": {' + b",".join(b'"a%d":7' % i for i in range(80_000)) + b"}}",
-        b'{"prompt": "Hi", "seed": ' + b"9" * 1_000_000 + b"}",
-        b'{"prompt": "Hi", "n": 2147483647, "max_tokens": ' + b"9" * 4300 + b"}",
-        b'{"prompt": "Hi", "n": 2147483647, "max_completion_tokens": ' + b"9" * 4300 + b"}",
-        b'{"prompt": [' + b"9" * 4300 + b"]}",
-        b'{"prompt": "Hi", "top_k": ' + b"9" * 4300 + b"}",
-        b'{"prompt": "Hi", "temperature": NaN}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "' + b"a" * 1_000_000 + b'"}',
-    ],
-    ids=lambda body: body[:24].decode(),
-)
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_body_is_refused_at_once(body):
     gc.freeze()  # the garbage collector does not search what earlier tests left
     with connected(new_app()) as client:
@@ -266,17 +247,3 @@ def test_every_path_but_the_page_and_the_health_needs_the_key():
 
     with connected(new_app(api_key="secret")) as client:
         assert [path for path in paths if client.get(path).status_code != 401] == ["/", "/health"]
-
-
-@pytest.mark.allow_hosts(["127.0.0.1"])
-@pytest.mark.parametrize(
-    ("host", "key", "warned"),
-    [("0.0.0.0", None, True), ("0.0.0.0", "secret", False), ("127.0.0.1", None, False)],
-)
-def test_the_command_warns_of_an_open_server_and_limits_connections(
-    tmp_path, started, capsys, host, key, warned
-):
-    MODEL.save_pretrained(tmp_path)
-    _, config, address = started(tmp_path, host=host, api_key=key)
-    assert address[0] == host and config.limit_concurrency == 256
-    assert ("anyone who can reach 0.0.0.0:0" in capsys.readouterr().err) == warned

@@ -19,12 +19,19 @@ from gpt.errors import InputError
 from gpt.serve.limits import Limits
 from gpt.serve.start import serve
 from gpt.weights.checkpoint import RunPart
-from tests.serve.server import MODEL, TOKENIZER, connected, get, httpx, listening, new_app, slow
-from tests.snapshots import add_checkpoint, add_snapshot
+from tests.serve.server import MODEL, TOKENIZER, connected, httpx, listening, new_app, slow
+from tests.snapshots import add_checkpoint
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 ROOT = Path(__file__).parents[2]
 LONG = {"prompt": "Hi", "max_tokens": 2000, "temperature": 0}
+
+
+@pytest.fixture
+def exported(tmp_path) -> Path:
+    """A model to serve."""
+    MODEL.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
 @pytest.mark.parametrize(
@@ -35,18 +42,16 @@ LONG = {"prompt": "Hi", "max_tokens": 2000, "temperature": 0}
         ("no.such.host.invalid", 80, ""),
     ],
 )
-def test_an_address_that_cannot_be_listened_on(host, port, reason, tmp_path, capfd):
-    MODEL.save_pretrained(tmp_path)
+def test_an_address_that_cannot_be_listened_on(host, port, reason, exported, capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = port or taken.getsockname()[1]
         with pytest.raises(InputError, match=rf"cannot listen on {host}, port {port}: .*{reason}"):
-            serve(tmp_path, host=host, port=port)
+            serve(exported, host=host, port=port)
     assert capfd.readouterr().err == ""
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
 
 
@@ -55,7 +60,7 @@ class Client(threading.Thread):
 
     def __init__(self, address, **form):
         super().__init__()
-        self.address, self.form = address, form
+        self.address, self.form = address, {**LONG, **form}
         self.started = threading.Event()
         self.start()
 
@@ -73,8 +78,8 @@ class Client(threading.Thread):
 def test_a_server_that_ends_lets_requests_end_and_cuts_long_ones():
     limits = Limits(drain_seconds=2)
     with listening(new_app(slow(0.02), limits=limits), limits) as address:
-        whole = Client(address, **LONG)
-        short = Client(address, **{**LONG, "max_tokens": 25}, stream=True)
+        whole = Client(address)
+        short = Client(address, max_tokens=25, stream=True)
         assert short.started.wait(10)
     short.join(20)
     whole.join(20)
@@ -82,15 +87,13 @@ def test_a_server_that_ends_lets_requests_end_and_cuts_long_ones():
     assert short.text.endswith("data: [DONE]\n\n") and '"length"' in short.text and "error" not in short.text
 
 
-def test_sigterm_tells_those_that_it_cuts(tmp_path):
-    MODEL.save_pretrained(tmp_path)
+def test_sigterm_tells_those_that_it_cuts(exported):
     port = free_port()
-    command = ["serve", "--checkpoint", str(tmp_path), "--port", str(port), "--drain_seconds", "1"]
+    command = ["serve", "--checkpoint", str(exported), "--port", str(port), "--drain_seconds", "1"]
     server = subprocess.Popen([sys.executable, "-m", "gpt.cli", *command], stdout=subprocess.PIPE, cwd=ROOT)
     try:
         assert b"page at" in server.stdout.readline()
-        address = f"http://127.0.0.1:{port}"
-        stream = Client(address, **LONG, n=100, stream=True)
+        stream = Client(f"http://127.0.0.1:{port}", n=100, stream=True)
         assert stream.started.wait(20)
         server.send_signal(signal.SIGTERM)
         stream.join(20)
@@ -102,37 +105,42 @@ def test_sigterm_tells_those_that_it_cuts(tmp_path):
         server.communicate()
 
 
-def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(tmp_path, started, monkeypatch):
+def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(exported, started, monkeypatch):
     monkeypatch.setenv("GPT_API_KEY", "secret")
     built = []
     monkeypatch.setattr("gpt.serve.start.built_meanwhile", lambda suits: built.append(suits) or nullcontext())
-    MODEL.save_pretrained(tmp_path)
-    app, *_ = started(tmp_path)
+    app, *_ = started(exported)
     assert len(built) == 1  # the compiled program is begun, where it suits the model
-    key = {"authorization": "Bearer secret"}
     with connected(app) as client:
-        assert client.get("/v1/models", headers={"host": "localhost"}).status_code == 401
+
+        def status(host: str, **key: str) -> int:
+            return client.get("/v1/models", headers={"host": host, **key}).status_code
+
+        key = {"authorization": "Bearer secret"}
+        assert status("localhost") == 401
         for host in ("localhost", "127.0.0.1:8000", "[::1]:8000"):
-            assert client.get("/v1/models", headers={"host": host, **key}).status_code == 200
-        assert client.get("/v1/models", headers={"host": "page.of.another.site", **key}).status_code == 400
+            assert status(host, **key) == 200
+        assert status("page.of.another.site", **key) == 400
 
 
-LOCAL = {"host": "localhost"}
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [("0.0.0.0", None, True), ("0.0.0.0", "secret", False), ("127.0.0.1", None, False)],
+)
+def test_the_command_warns_of_an_open_server(exported, started, capsys, host, key, warned):
+    _, config, address = started(exported, host=host, api_key=key)
+    assert address[0] == host and config.limit_concurrency == 256
+    assert ("anyone who can reach 0.0.0.0:0" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_run_whose_name_is_not_utf8_is_served_by_an_escaped_one(tmp_path, started):
-    snapshot = add_snapshot(tmp_path / os.fsdecode(b"caf\xe9"), 1, MODEL, TOKENIZER)
-    for path in ("/about", "/v1/models/caf\\udce9"):
-        app, *_ = started(snapshot)
-        assert get(app, path, headers=LOCAL).json()["id"] == "caf\\udce9"
-
-
-def test_the_page_learns_the_figures_of_the_served_run(tmp_path, started):
+def test_the_page_learns_the_figures_of_a_run_whose_name_is_not_utf8(tmp_path, started):
     state = RunPart(options={"data": {"corpus": "my.txt"}}, seconds=60.0)
-    app, *_ = started(add_checkpoint(tmp_path / "mine", MODEL, TOKENIZER, state))
-    figures = get(app, "/about", headers=LOCAL).json()["figures"]
-    assert figures["text"] == "my.txt" and figures["minutes"] == 1
+    app, *_ = started(add_checkpoint(tmp_path / os.fsdecode(b"caf\xe9"), MODEL, TOKENIZER, state))
+    with connected(app, "http://localhost") as client:
+        about = client.get("/about").json()
+        assert client.get("/v1/models/caf\\udce9").json()["id"] == about["id"] == "caf\\udce9"
+    assert about["figures"]["text"] == "my.txt" and about["figures"]["minutes"] == 1
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -144,16 +152,17 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-@pytest.mark.parametrize("sent", [b"", HEAD, HALF], ids=["nothing", "head", "half a body"])
-def test_a_request_that_does_not_arrive_is_ended(sent):
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [(b"", b""), (HEAD, b""), (HALF, b"HTTP/1.1 408")],
+    ids=["nothing", "head", "half a body"],
+)
+def test_a_request_that_does_not_arrive_is_ended(sent, answer):
     limits = Limits(arrival_seconds=1, last_seconds=1)
     with listening(new_app(limits=limits), limits) as address, connect(address) as client:
         client.sendall(sent)
         read = b"".join(iter(lambda: client.recv(4096), b""))
-    if sent == HALF:
-        assert read.startswith(b"HTTP/1.1 408") and b"connection: close" in read
-    else:
-        assert read == b""
+    assert read[:12] == answer
 
 
 def test_requests_that_do_not_arrive_shut_nobody_out():
@@ -165,10 +174,10 @@ def test_requests_that_do_not_arrive_shut_nobody_out():
             assert time.monotonic() < deadline
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_the_example_for_nginx(tmp_path):
-    """What the server leaves to a proxy: slow headers. What the proxy must leave to the server: streams."""
-    (example,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/serving.md").read_text("utf-8"), re.DOTALL)
+@pytest.fixture
+def proxied(tmp_path):
+    """The address of a slow server behind nginx, by the example of docs/serving.md."""
+    (config,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/serving.md").read_text("utf-8"), re.DOTALL)
     port = free_port()
     with listening(new_app(slow(0.02), api_key="secret")) as address:
         for was, is_ in (
@@ -176,36 +185,29 @@ def test_the_example_for_nginx(tmp_path):
             ("listen 443 ssl;", f"listen 127.0.0.1:{port};"),
             ("client_header_timeout 30s", "client_header_timeout 1s"),
         ):
-            assert was in example
-            example = example.replace(was, is_)
-        example = re.sub(r" *ssl_certificate.*\n", "", example)
-        paths = "".join(
-            f"{name}_temp_path {tmp_path};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        config = f"daemon off; pid {tmp_path}/pid; events {{}} http {{ access_log off;\n{paths}{example} }}"
+            assert was in config
+            config = config.replace(was, is_)
+        config = re.sub(r" *ssl_certificate.*\n", "", config)
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"):
+            config = f"{name}_temp_path {tmp_path};\n{config}"
+        config = f"daemon off; pid {tmp_path}/pid; events {{}} http {{ access_log off;\n{config} }}"
         (tmp_path / "nginx.conf").write_text(config, encoding="utf-8")
         proxy = subprocess.Popen(["nginx", "-e", "stderr", "-c", tmp_path / "nginx.conf"])
-        try:
-            check_proxy(port)
-        finally:
-            proxy.terminate()
-            proxy.wait(20)
+        yield f"http://127.0.0.1:{port}"
+        proxy.terminate()
+        proxy.wait(20)
 
 
-def check_proxy(port):
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_the_example_for_nginx(proxied):
+    """What the server leaves to a proxy: slow headers. What the proxy must leave to the server: streams."""
+    transport = httpx.HTTPTransport(retries=6)  # until nginx listens
     key = {"authorization": "Bearer secret"}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                assert client.get("/v1/models").status_code == 401
-                break
-            except httpx.ConnectError:
-                assert time.monotonic() < deadline
+    with httpx.Client(base_url=proxied, timeout=20, transport=transport) as client:
+        assert client.get("/v1/models").status_code == 401
         form = {"prompt": "Hi", "max_tokens": 20, "temperature": 0, "stream": True}
         with client.stream("POST", "/v1/completions", json=form, headers=key) as response:
-            parts = list(response.iter_raw())
-        assert len(parts) > 10  # the proxy does not collect the twenty events
-    with connect(f"http://127.0.0.1:{port}") as slow_client:
+            assert len(list(response.iter_raw())) > 10  # the proxy does not collect the twenty events
+    with connect(proxied) as slow_client:
         slow_client.sendall(b"GET / HTTP/1.1\r\nX-")
         assert b" 200 " not in slow_client.recv(1 << 16)  # closed, or 408

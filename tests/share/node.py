@@ -11,7 +11,6 @@ import pytest
 from gpt import GPT, Tokenizer
 from gpt.share.file import write
 from gpt.text.template import Template
-from gpt.weights.checkpoint import RunPart
 from gpt.weights.load import StoredModel
 
 NODE = shutil.which("node")
@@ -19,19 +18,12 @@ needs_node = pytest.mark.skipif(not NODE, reason="node is not installed")
 
 
 def export(
-    path: Path,
-    model: GPT,
-    tokenizer: Tokenizer | None = None,
-    template: Template | None = None,
-    precision: Any = "float32",
-    snapshots: Any = (),
-    text: Any = None,
-    megabytes: float = 8,
-    trained: RunPart | None = None,
+    path: Path, model: GPT, tokenizer: Tokenizer | None = None, template: Template | None = None, **options
 ) -> Path:
-    """A file with the model, whose other settings are at their defaults."""
+    """A file with the model, with these options of `write` instead of those of the tests."""
     stored = StoredModel("gpt", model.config, model.state_dict(), tokenizer, template)
-    write(path, stored, "tiny", precision, snapshots, text, megabytes, trained)
+    usual = {"precision": "float32", "snapshots": [], "text": None, "megabytes": 8}
+    write(path, stored, "tiny", **{**usual, **options})
     return path
 
 

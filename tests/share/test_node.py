@@ -1,7 +1,10 @@
 # ruff: noqa: RUF001 - many scripts
 """The scripts of an exported file against the model, the tokenizer and the sampling of this package."""
 
+import json
 import random
+import re
+from dataclasses import replace
 from itertools import islice, product
 
 import numpy as np
@@ -10,26 +13,25 @@ import torch
 
 from gpt import GPTConfig, Tokenizer
 from gpt.generation import Sampling, stream_samples
-from gpt.generation.healing import Ending, Prompt, Way, typed_prompt
+from gpt.generation.healing import typed_prompt
 from gpt.generation.sampling import sample_tokens, uniform
 from gpt.generation.text import TextStream
 from gpt.text.template import Template
 from gpt.text.vocabulary import Learned, learn
-from tests.generation.conftest import sharp, slow_greedy
+from tests.generation.conftest import sharp
 from tests.share.node import export, needs_node, run
 
 pytestmark = needs_node
 
-SHAPES = {
-    "tied": {"emb_dim": 32, "num_heads": 4, "num_layers": 2, "context_length": 16},
-    "untied, heads and width no multiple of 16": {
-        "emb_dim": 60, "num_heads": 3, "num_layers": 3, "context_length": 37, "tie_embeddings": False,
-    },
-    "no bias, exact GELU": {
-        "emb_dim": 48, "num_heads": 1, "num_layers": 2, "context_length": 9, "qkv_bias": False,
-        "exact_gelu": True,
-    },
-}  # fmt: skip
+SMALL = GPTConfig(vocab_size=300, emb_dim=32, num_heads=4, num_layers=2, context_length=16)
+ODD = {"emb_dim": 60, "num_heads": 3, "num_layers": 3, "context_length": 37}
+MODELS = {
+    "tied": ({}, "float32", 0, 2e-5),
+    "untied, heads and width no multiple of 16": ({**ODD, "tie_embeddings": False}, "float32", 0, 2e-5),
+    "no biases, exact GELU": ({"num_heads": 1, "qkv_bias": False, "exact_gelu": True}, "float32", 0, 2e-5),
+    "float16": (ODD, "float16", 2e-4, 0.02),
+    "int8": (ODD, "int8", 1.5e-3, 0.15),
+}
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def exported(tmp_path):
 
 def tied(vocab_size: int = 300, std: float = 0.3):
     """A small model."""
-    return sharp(GPTConfig(vocab_size=vocab_size, **SHAPES["tied"]), std=std)
+    return sharp(replace(SMALL, vocab_size=vocab_size), std=std)
 
 
 def ids_of(choices: list[dict]) -> list[int]:
@@ -56,45 +58,49 @@ def text_of(choices: list[dict]) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_and_greedy_text_are_the_models(shape, exported):
-    config = GPTConfig(vocab_size=300, **shape)
+@pytest.mark.parametrize(("changes", "precision", "least", "most"), MODELS.values(), ids=MODELS)
+def test_logits_are_the_models_and_lower_precision_makes_a_smaller_file(
+    changes, precision, least, most, exported, tmp_path
+):
+    """The logits differ relative to theirs by something between `least` and `most`."""
+    config = replace(SMALL, **changes)
     model = sharp(config, std=0.15)
-    tokens = torch.randint(0, 300, (config.context_length,)).tolist()
-    form = {"prompt": [7, 8, 9], "max_tokens": 200, "temperature": 0}
-    logits, choices = exported(model, Tokenizer(vocab_size=300))(["logits", tokens], ["text", form])
+    tokens = torch.randint(0, 300, (config.context_length,))
+    (logits,) = exported(model, precision=precision)(["logits", tokens.tolist()])
     with torch.no_grad():
-        expected = model(torch.tensor([tokens]))[0]
-    assert expected.std() > 0.5
-    torch.testing.assert_close(torch.tensor(logits), expected, atol=1e-4, rtol=1e-4)
-    greedy = slow_greedy(model, [7, 8, 9], 200)[3:]
-    assert len(set(greedy)) > 4
-    assert ids_of(choices) == greedy
+        expected = model(tokens[None])[0]
+    difference = torch.tensor(logits) - expected
+    assert least <= difference.std() / expected.std() < most
+    assert difference.abs().max() < 5 * most
+    blocks = sum(map(len, re.findall(r'"block\d+">(.*?)<', (tmp_path / "it.html").read_text("utf-8"))))
+    weights = sum(weight.numel() for weight in model.parameters()) * 4 / 3  # in base64
+    width = {"float32": 4, "float16": 2, "int8": 1}[precision]
+    assert 0.8 < blocks / (weights * width) < 1.3
+
+
+ALPHABETS = [
+    "etaoin shrdlu",
+    " \t\n\r\v\f\x1c\x85\xa0\u2003\u2028\u3000\ufeff\u180e\u200b",
+    "'sdmtlvre ",
+    "0123456789٣½²Ⅷ ",
+    "中文字符，。の かな한글",
+    "العربية وَلَدٌ हिन्दी ภาษาไทย",
+    "👍🏽👩‍👩‍👧🇩🇪é\u0301ẞ",
+    "".join(map(chr, range(33))) + "\x7f\x9f",
+    "<|endoftext|></script><!--",
+]
 
 
 def strings(count: int) -> list[str]:
     """Texts of words, blanks, digits, emoji, several scripts, control characters, any characters."""
     drawn = random.Random(1)
-    alphabets = [
-        "etaoin shrdlu",
-        " \t\n\r\v\f\x1c\x85\xa0\u2003\u2028\u3000\ufeff\u180e\u200b",
-        "'sdmtlvre ",
-        "0123456789٣½²Ⅷ ",
-        "中文字符，。の かな한글",
-        "العربية وَلَدٌ हिन्दी ภาษาไทย",
-        "👍🏽👩‍👩‍👧🇩🇪é\u0301ẞ",
-        "".join(map(chr, range(33))) + "\x7f\x9f",
-        "<|endoftext|></script><!--",
-    ]
-    texts = []
-    for _ in range(count):
-        parts = []
-        for _ in range(drawn.randrange(1, 6)):
-            some = [drawn.choice(drawn.choice(alphabets)) for _ in range(drawn.randrange(1, 9))]
-            code = drawn.choice((drawn.randrange(0xD800), drawn.randrange(0xE000, 0x110000)))
-            parts += [*some, chr(code) if drawn.random() < 0.3 else " "]
-        texts.append("".join(parts))
-    return texts
+
+    def part() -> str:
+        letters = [drawn.choice(drawn.choice(ALPHABETS)) for _ in range(drawn.randrange(1, 9))]
+        code = drawn.choice((drawn.randrange(0xD800), drawn.randrange(0xE000, 0x110000)))
+        return "".join(letters) + (chr(code) if drawn.random() < 0.3 else " ")
+
+    return ["".join(part() for _ in range(drawn.randrange(1, 6))) for _ in range(count)]
 
 
 LETTERS = "हिन्दी में लिखा हुआ पाठ और 한글 ありがとう the quick brown fox, it's 1234 words. " * 40
@@ -113,12 +119,12 @@ def tokenizer(request) -> Tokenizer:
 @pytest.fixture
 def asked(tokenizer, exported):
     """Asks the scripts of a file with the vocabulary and a model of no use."""
-    shape = {"context_length": 4, "emb_dim": 2, "num_heads": 1, "num_layers": 1}
-    return exported(sharp(GPTConfig(vocab_size=tokenizer.n_vocab, **shape)), tokenizer)
+    useless = replace(SMALL, vocab_size=tokenizer.n_vocab, emb_dim=2, num_heads=1, num_layers=1)
+    return exported(sharp(useless), tokenizer)
 
 
 def test_ids_are_the_tokenizers(tokenizer, asked):
-    texts = [*strings(10_000 if tokenizer.n_vocab != 1000 else 1_000), "", "a" * 3000]
+    texts = [*strings(5_000), "", "a" * 3000]
     (ids,) = asked(["encode", texts])
     assert ids == [tokenizer.encode(text) for text in texts]
 
@@ -129,22 +135,23 @@ ENDS = [
 ]  # fmt: skip
 
 
+def as_json(prompt) -> dict:
+    """A prompt in the form of the scripts."""
+    form = {"ids": prompt.tokens}
+    if ending := prompt.ending:
+        ways = [way._asdict() for way in ending.ways]
+        for way in ways:
+            if way["end"] is None:
+                del way["end"]
+        others = {"word": ending.word, "longest": ending.longest, "isAll": ending.is_all}
+        form["ending"] = {"ways": ways, **others}
+    return json.loads(json.dumps(form))
+
+
 def test_the_ways_to_cut_a_prompts_last_word_are_the_engines(tokenizer, asked):
-    is_small = tokenizer.n_vocab < 1000
-    texts = [*ENDS, *strings(100 if is_small else 5), "", LETTERS]
+    texts = [*ENDS, *strings(100 if tokenizer.n_vocab < 1000 else 5), "", LETTERS]
     (prompts,) = asked(["typed", texts])
-    for text, prompt in zip(texts, prompts, strict=True):
-        expected = typed_prompt(tokenizer, text)
-        ending = None
-        if "ending" in prompt:
-            given = prompt["ending"]
-            ways = [
-                Way(tuple(way["before"]), tuple(way["ids"]), way.get("end"), way["typed"])
-                for way in given["ways"]
-            ]
-            ending = Ending(tuple(given["word"]), tuple(ways), given["isAll"])
-            assert given["longest"] == ending.longest
-        assert Prompt(prompt["ids"], ending) == expected, text
+    assert prompts == [as_json(typed_prompt(tokenizer, text)) for text in texts]
 
 
 def test_typed_prompts_are_continued_as_gpt_generate_does(exported):
@@ -157,8 +164,8 @@ def test_typed_prompts_are_continued_as_gpt_generate_does(exported):
         {"repetition_penalty": 1.5, "top_p": 0.9},
     ]
     forms, expected = [], []
-    for prompt, sampling, seed in product(prompts, settings, range(4)):
-        echo = seed % 2 == 1
+    seeds = [(0, False), (1, True), (2, False), (3, True)]
+    for prompt, sampling, (seed, echo) in product(prompts, settings, seeds):
         forms.append({"prompt": prompt, "max_tokens": 20, "seed": seed, "echo": echo, **sampling})
         how = {"max_new_tokens": 20, "seed": seed, "sampling": Sampling(**sampling)}
         pieces = stream_samples(model, tokenizer, prompt, **how)
@@ -187,13 +194,11 @@ def test_pieces_of_text_are_whole_characters_and_end_before_a_stop_string(export
 
 SETTINGS = [
     {"temperature": 0},
-    {"temperature": 0.7},
     {"temperature": 1e-20},
     {"temperature": 1.5, "top_k": 5},
     {"top_p": 0.6, "top_k": 20},
     {"min_p": 0.1, "top_p": 0.95, "temperature": 1.3},
     {"repetition_penalty": 1.8, "temperature": 0.9, "top_k": 1000},
-    {"top_k": 1},
 ]
 
 
@@ -202,12 +207,11 @@ def test_draws_are_the_engines(exported):
     logits[[5, 6, 7]] = logits.max() - 1  # ties
     seen = [5, 100, 100, int(logits.argmax())]
     numbers = [*torch.rand(400, dtype=torch.float64).tolist(), 0.0, 1 - 2**-24]
-    rows, uniform = logits.expand(len(numbers), -1), torch.tensor(numbers, dtype=torch.float32)
     draws = exported(tied())(*(["draws", logits.tolist(), how, seen, numbers] for how in SETTINGS))
+    rows = logits.expand(len(numbers), -1)
     for how, drawn in zip(SETTINGS, draws, strict=True):
-        expected = sample_tokens(rows, Sampling(**how), [seen] * len(numbers), uniform)
-        differing = (torch.tensor(drawn) != expected).sum()
-        assert differing <= 1, how  # sums of float32 and of double meet at an edge
+        expected = sample_tokens(rows, Sampling(**how), [seen] * len(numbers), torch.tensor(numbers))
+        assert (torch.tensor(drawn) != expected).sum() <= 1, how  # float32 and double meet at an edge
 
 
 def test_a_seed_has_the_numbers_of_gpt_generate_and_they_are_uniform(exported):
@@ -245,13 +249,13 @@ def test_requests_are_answered_as_the_server_does(exported):
         (expected,) = answer["choices"]
         assert text_of(choices) == expected["text"]
         assert choices[-1]["finish_reason"] == expected["finish_reason"]
-        for name in ("tokens", "token_ids", "token_logprobs", "top_logprobs"):
+        assert ids_of(choices) == expected["logprobs"]["token_ids"]
+        for name in ("tokens", "token_logprobs", "top_logprobs"):
             values = [value for choice in choices for value in choice["logprobs"][name]]
             for ours, theirs in zip(values, expected["logprobs"][name], strict=True):
                 assert ours == pytest.approx(theirs, abs=1e-4)
     assert seen["tokens"] == attention["tokens"]
-    weights, expected = torch.tensor(seen["weights"]), torch.tensor(attention["weights"])
-    torch.testing.assert_close(weights, expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(seen["weights"], attention["weights"], rtol=0, atol=1e-4)
 
 
 def test_a_conversation_is_the_templates(exported):
