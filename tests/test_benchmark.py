@@ -8,7 +8,7 @@ from benchmarks import common
 
 
 def test_rounds_are_interleaved():
-    calls: list[str] = []
+    calls = []
     timings = common.interleave({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=2)
     assert "".join(calls) == "abc" + "cba" + "abc"
     assert [len(timings[name].seconds) for name in "abc"] == [2, 2, 2]

@@ -1,12 +1,10 @@
 """The image and its services, as read: Docker builds them only in the public continuous integration."""
 
-from pathlib import Path
-
 import yaml
+from processes import ROOT
 
 from gpt.cli import COMMANDS
 
-ROOT = Path(__file__).parents[1]
 LINES = (ROOT / "Dockerfile").read_text("utf-8").replace("\\\n", " ").splitlines()
 
 

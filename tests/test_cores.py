@@ -7,6 +7,21 @@ import pytest
 
 from gpt.cores import cores, limit_threads
 
+VERSION_1 = "12:cpuset:/\n4:cpu,cpuacct:/docker/0123\n1:name=systemd:/"
+PERIOD = {"cpu/cpu.cfs_period_us": "100000"}
+GROUPS = {"user/cpu.max": "300000 100000", "user/me/cpu.max": "max 100000"}
+# The groups of a process, the files of all groups, and the cores that the process may use of eight.
+MACHINES = {
+    "1.7 cores": ("0::/", {"cpu.max": "1700000 1000000"}, 2),
+    "a third of a core": ("0::/", {"cpu.max": "30000 100000"}, 1),
+    "no limit": ("0::/", {"cpu.max": "max 100000"}, 8),
+    "a container, whose tree begins at its own group": ("0::/docker/0123", {"cpu.max": "200000 100000"}, 2),
+    "less in a group above": ("0::/user/me", GROUPS, 3),
+    "less in a group below": ("0::/", GROUPS, 8),
+    "version 1": (VERSION_1, {"cpu/cpu.cfs_quota_us": "400000", **PERIOD}, 4),
+    "version 1 without a limit": (VERSION_1, {"cpu/cpu.cfs_quota_us": "-1", **PERIOD}, 8),
+}
+
 
 @pytest.fixture(autouse=True)
 def eight(monkeypatch):
@@ -16,40 +31,19 @@ def eight(monkeypatch):
 
 def system(root: Path, group: str, files: dict[str, str]) -> Path:
     """The files of a machine on which this process is in a group; `files` are below /sys/fs/cgroup."""
-    write(root / "proc/self/cgroup", group)
-    for name, text in files.items():
-        write(root / "sys/fs/cgroup" / name, text)
+    paths = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/self/cgroup": group, **paths}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n", "utf-8")
     return root
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", "utf-8")
+@pytest.mark.parametrize(("group", "files", "expected"), MACHINES.values(), ids=MACHINES)
+def test_cores_are_those_that_the_groups_allow(group, files, expected, tmp_path):
+    assert cores(system(tmp_path, group, files)) == expected
 
 
-@pytest.mark.parametrize("place", ["/", "/docker/0123"])
-@pytest.mark.parametrize(
-    ("quota", "expected"),
-    [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8), ("1700000 1000000", 2), ("9 1", 8)],
-)
-def test_version_2(quota, expected, place, tmp_path):
-    """In a container the tree begins at its own group, whatever that is called outside."""
-    assert cores(system(tmp_path, f"0::{place}", {"cpu.max": quota})) == expected
-
-
-def test_a_group_above_may_have_less(tmp_path):
-    files = {"user/cpu.max": "300000 100000", "user/me/cpu.max": "max 100000"}
-    assert cores(system(tmp_path, "0::/user/me", files)) == 3
-    assert cores(system(tmp_path, "0::/user", files)) == 3
-    assert cores(system(tmp_path, "0::/", files)) == 8
-
-
-def test_version_1(tmp_path):
-    lines = "12:cpuset:/\n4:cpu,cpuacct:/docker/0123\n1:name=systemd:/"
-    files = {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}
-    assert cores(system(tmp_path, lines, files)) == 4
-    assert cores(system(tmp_path, "12:cpuset:/", files)) == 8
-    assert cores(system(tmp_path, lines, {"cpu/cpu.cfs_quota_us": "-1"})) == 8
+def test_another_system_has_no_groups(tmp_path):
     assert cores(tmp_path / "not Linux") == 8
 
 

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *PAGES]
 PATH = re.compile(r"(?<![\w/.-])(?:gpt|scripts|tests|docs|configs|data|\.ci)/[\w./*-]*[\w*/]")
@@ -21,18 +21,14 @@ def named_paths(document: str) -> set[str]:
     return {*PATH.findall(text), *NAMED_FILE.findall(text), *links}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_path_exists(document):
-    assert [path for path in sorted(named_paths(document)) if not list(ROOT.glob(path))] == []
-
-
 def anchor(heading: str) -> str:
     """GitHub's name of a heading in links."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_anchor_is_a_heading(document):
+def test_every_path_exists_and_every_anchor_is_a_heading(document):
+    assert [path for path in sorted(named_paths(document)) if not list(ROOT.glob(path))] == []
     text = (ROOT / document).read_text("utf-8")
     for name, target in re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", text):
         page = (ROOT / document).parent / name if name else ROOT / document
@@ -53,11 +49,11 @@ def design_rows(header: str, pattern: str) -> list[tuple[str, str]]:
     return re.findall(pattern, table, re.M)[1:]  # without the line below the header
 
 
-def rows_of_changes() -> list[tuple[str, str]]:
-    return design_rows("| to change or add | open |", r"^\| (.+?) \| (.+) \|$")
+CHANGES = design_rows("| to change or add | open |", r"^\| (.+?) \| (.+) \|$")
+FACTS = design_rows("| fact | owner | who gets it |", r"^\| (.+?) \| (.+?) \|.*\|$")
 
 
-@pytest.mark.parametrize(("change", "files"), rows_of_changes())
+@pytest.mark.parametrize(("change", "files"), CHANGES)
 def test_the_files_contain_the_names_beside_them(change, files):
     paths = PATH.findall(files)
     assert paths, f"{change}: no file named"
@@ -67,11 +63,7 @@ def test_the_files_contain_the_names_beside_them(change, files):
         assert re.search(rf"\b{name}\b", text), f"{change}: {name} is not in {', '.join(paths)}"
 
 
-def rows_of_facts() -> list[tuple[str, str]]:
-    return design_rows("| fact | owner | who gets it |", r"^\| (.+?) \| (.+?) \|.*\|$")
-
-
-@pytest.mark.parametrize(("fact", "owner"), rows_of_facts())
+@pytest.mark.parametrize(("fact", "owner"), FACTS)
 def test_the_owner_of_a_fact_is_in_the_file_beside_it(fact, owner):
     owners = re.findall(r"`([\w/]+\.py)`: `(\w+)`", owner)
     assert owners, f"{fact}: no owner named"

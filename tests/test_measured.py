@@ -4,11 +4,10 @@ import ast
 import re
 import subprocess
 from functools import cache
-from pathlib import Path
 
 import pytest
+from processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("docs/*.md"))
 MEASURED = re.compile(r"\*([^*]+)\*\n\n<!-- measured: (\S+), ([\d-]{10}); code: (.+?) -->\n\n\|")
 TABLES = [(page.name, *found) for page in PAGES for found in MEASURED.findall(page.read_text("utf-8"))]

@@ -55,22 +55,20 @@ def test_the_effects_of_seven_levers_are_found_in_eight_recipes(texts):
     assert np.mean(together["equal_time"]) == pytest.approx(gain + math.log(0.96), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (f"{WORDS} vs --model.x8 1", "at most 7 levers"),
-        ("vs quick", "a lever is options"),
-        ("vs --model.config.vocab_size 9", "each text has its own"),
-        ("vs --a 1 vs --b.a 1", "two levers are the same"),
-    ],
-)
+REFUSED = {
+    "too many levers": (f"{WORDS} vs --model.x8 1", "at most 7 levers"),
+    "what a text decides": ("vs --model.config.vocab_size 9", "each text has its own"),
+    "one lever twice": ("vs --a 1 vs --b.a 1", "two levers are the same"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_design_is_refused(words, message):
     with pytest.raises(InputError, match=message):
         panel.parse_levers(words.split())
 
 
 def test_bad_input_is_one_line(texts, capsys):
-    words = "vs --model.optimizer.lr 1e-3 --texts nope.txt"
-    assert panel.main(words.split()) == 2
+    assert panel.main(["vs", "--model.optimizer.lr", "1e-3", "--texts", "nope.txt"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("panel.py: no corpus 'nope.txt'") and err.count("\n") == 1

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from gpt import progress as progress_module
-from gpt.progress import counted, progress, report
+from gpt.progress import progress, report
 
 
 @pytest.fixture
@@ -38,14 +38,20 @@ class Terminal(io.StringIO):
         return True
 
 
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal in the place of stderr."""
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    return stream
+
+
 CLIPBOARD = "a\tb\n\x1b]52;c;aGk=\x07\x9b\r\x00é"
 
 
 def test_a_terminal_gets_no_control_characters(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
+    stream = terminal(monkeypatch)
     report(CLIPBOARD, prefix="")
-    assert terminal.getvalue() == "a\tb\n\\x1b]52;c;aGk=\\x07\\x9b\\r\\x00é\n"
+    assert stream.getvalue() == "a\tb\n\\x1b]52;c;aGk=\\x07\\x9b\\r\\x00é\n"
 
 
 def test_a_pipe_gets_a_text_as_it_is(capsys):
@@ -54,16 +60,9 @@ def test_a_pipe_gets_a_text_as_it_is(capsys):
 
 
 @pytest.mark.parametrize("unit", ["bytes", "pictures"])
-def test_a_terminal_gets_a_bar(monkeypatch, unit):
-    terminal = Terminal()
+def test_a_terminal_gets_a_bar(unit, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stderr", terminal)
+    stream = terminal(monkeypatch)
     with progress("drawing [/a] [b]", 10, unit=unit) as advance:  # no markup
         advance(10)
-    assert "drawing [/a] [b]" in terminal.getvalue() and "10" in terminal.getvalue()
-
-
-def test_a_counted_thing_is_in_the_singular_or_the_plural():
-    assert counted(0, "row") == "0 rows"
-    assert counted(1, "row") == "1 row"
-    assert counted(2000, "process") == "2,000 processes"
+    assert "drawing [/a] [b]" in stream.getvalue() and "10" in stream.getvalue()

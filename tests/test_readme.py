@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from processes import ROOT
 
 from gpt import GPT, GPTConfig
 from gpt.cli import COMMANDS
 from gpt.weights.commands import write_export
 from gpt.weights.load import StoredModel
 
-ROOT = Path(__file__).parents[1]
 INSTALLS = re.compile("pip install|scripts/install.py")
 # The Python of docs/: test_python_docs.py, attention/test_reuse.py, which look at what it prints.
 PAGES = {ROOT / "README.md": "bash|python", **dict.fromkeys(sorted(ROOT.glob("docs/*.md")), "bash")}
@@ -52,29 +52,35 @@ sys.exit(main(words))
 """
 
 
+def rows(*rows: tuple[str, str]) -> str:
+    """Examples as lines of JSON."""
+    return "".join(json.dumps({"prompt": prompt, "completion": text}) + "\n" for prompt, text in rows)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A text, a hub cache in which `gpt2` is tiny, and a `gpt`."""
     folder = tmp_path_factory.mktemp("readme")
     docs = ROOT / "docs"
     names = (docs / "benchmarks.md", docs / "design.md", *sorted(docs.glob("log/*.md")))
-    pages = [name.read_text("utf-8") for name in names]
-    text = "Once upon a time there was a fox.\n" * 400 + "".join(pages)
-    (folder / "my-text.txt").write_text(text, "utf-8")
-    rows = (json.dumps({"prompt": f"Say {n}", "completion": f"{n}!"}) + "\n" for n in range(60))
-    (folder / "my-examples.jsonl").write_text("".join(rows), "utf-8")
+    pages = "".join(name.read_text("utf-8") for name in names)
     labels = ("positive", "negative")
-    reviews = (json.dumps({"prompt": f"Film {n}", "completion": labels[n % 2]}) + "\n" for n in range(60))
-    (folder / "reviews.jsonl").write_text("".join(reviews), "utf-8")
-    (folder / "bin").mkdir()
-    for name, script in (("gpt", SHIM), ("python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')):
-        (folder / "bin" / name).write_text(script, "utf-8")
-        (folder / "bin" / name).chmod(0o755)
+    files = {
+        "my-text.txt": "Once upon a time there was a fox.\n" * 400 + pages,
+        "my-examples.jsonl": rows(*((f"Say {n}", f"{n}!") for n in range(60))),
+        "reviews.jsonl": rows(*((f"Film {n}", labels[n % 2]) for n in range(60))),
+        "bin/gpt": SHIM,
+        "bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+        "hub/models--gpt2/refs/main": "1",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    for program in (folder / "bin").iterdir():
+        program.chmod(0o755)
     small = GPT(GPTConfig(context_length=256, emb_dim=32, num_heads=2, num_layers=1))
-    hub = folder / "hub" / "models--gpt2"
-    write_export(StoredModel("gpt", small.config, small.state_dict()), hub / "snapshots" / "1", "hf")
-    (hub / "refs").mkdir()
-    (hub / "refs" / "main").write_text("1", "utf-8")
+    weights = StoredModel("gpt", small.config, small.state_dict())
+    write_export(weights, folder / "hub" / "models--gpt2" / "snapshots" / "1", "hf")
     folders = ("gpt", "tests", "scripts", "configs", "data", "docs")
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "lock.txt", *folders):
         (folder / name).symlink_to(ROOT / name)
@@ -103,26 +109,28 @@ def test_the_table_of_commands_has_all():
     assert set(re.findall(r"`gpt (\w+)", table)) == set(COMMANDS)
 
 
+def cannot_run(block: str) -> bool:
+    """Whether a block installs, runs the tests (attention/test_reuse.py does) or needs what is not here."""
+    if INSTALLS.search(block) or "-m pytest" in block:
+        return True
+    if "git clone" in block and not (ROOT / ".git").exists():
+        return True
+    return "curl " in block and (shutil.which("curl") is None or find_spec("uvicorn") is None)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_every_block_runs_in_order(folder):
     """One test, because a block uses what the blocks before it wrote."""
     assert len(BLOCKS) >= 6
     for language, block in BLOCKS:
-        if INSTALLS.search(block) or "-m pytest" in block:  # the tests in a copy: attention/test_reuse.py
-            continue
-        if "git clone" in block and not (ROOT / ".git").exists():
-            continue
-        if "curl " in block and (shutil.which("curl") is None or find_spec("uvicorn") is None):
+        if cannot_run(block):
             continue
         block = block.replace("git clone REPOSITORY", f"git clone --quiet '{ROOT}'")
         block = block.replace("curl ", r"curl --write-out '%{stderr}status %{http_code}\n' ")
         block = re.sub(r"^make ", "make --dry-run ", block, flags=re.M)
-        err = (
-            run(folder, "sh", "-ec", block)
-            if language == "bash"
-            else run(folder, sys.executable, "-c", block)
-        )
+        interpreter = ("sh", "-ec") if language == "bash" else (sys.executable, "-c")
+        err = run(folder, *interpreter, block)
         assert "curl " not in block or "status 200" in err
     mine = folder / "runs" / "mine"
     assert json.loads((mine / "summary.json").read_text("utf-8"))["steps"] == 6  # README resumes it for more
@@ -143,12 +151,11 @@ def test_every_cell_of_the_notebook_runs(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"Image": lambda path: Path(path).read_bytes(), "display": lambda *shown: None}
     for cell in cells:
-        python = []
-        for line in cell.splitlines():
+        lines = cell.splitlines()
+        for line in lines:
             if line.startswith("!"):
                 run(tmp_path, "sh", "-ec", line[1:])
-            elif not line.startswith("from IPython"):
-                python.append(line)
+        python = [line for line in lines if not line.startswith(("!", "from IPython"))]
         exec("\n".join(python), names)
     kept = tmp_path / "saved" / "mine"  # which is the Drive on Colab
     assert (kept / "exported" / "model.safetensors").is_file()

@@ -2,15 +2,15 @@
 
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+import scale
 import torch
+from processes import ROOT
 from tiny_runs import TINY
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,20 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpt import GPT, GPTConfig
 from gpt.weights.checkpoint import read
 
-ROOT = Path(__file__).parents[1]
 
-
-@pytest.fixture(scope="module")
-def scale():
-    return runpy.run_path(str(ROOT / "scripts" / "scale.py"))
-
-
-def test_the_document_contains_the_tables(scale):
-    assert scale["tables"]() in (ROOT / "docs" / "cluster.md").read_text("utf-8")
+def test_the_document_contains_the_tables():
+    assert scale.tables() in (ROOT / "docs" / "cluster.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("context", [256, 1024])
-def test_operations_per_token_equal_torchs_count(context, scale):
+def test_operations_per_token_equal_torchs_count(context):
     """Within 3 %: torch also counts the product that attention's kernel repeats in the backward pass."""
     config = GPTConfig(context_length=context)
     with torch.device("meta"):
@@ -40,7 +33,7 @@ def test_operations_per_token_equal_torchs_count(context, scale):
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     counted = counter.get_total_flops() / tokens.numel()
-    assert counted == pytest.approx(scale["flops_per_token"](config), rel=0.03)
+    assert counted == pytest.approx(scale.flops_per_token(config), rel=0.03)
 
 
 @pytest.mark.slow

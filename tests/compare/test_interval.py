@@ -1,4 +1,4 @@
-"""Intervals beside numpy's own arithmetic, tables of Student's t, and simulated comparisons."""
+"""Intervals beside numpy's own arithmetic and tables of Student's t."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,8 @@ from gpt.compare.interval import Interval, mean_interval, paired_interval, stude
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
 
 
-@pytest.mark.parametrize(("degrees", "t"), TABLE.items())
-def test_students_t_is_that_of_the_tables(degrees, t):
-    assert student_t(degrees) == pytest.approx(t, abs=5e-4)
+def test_students_t_is_that_of_the_tables():
+    assert {degrees: student_t(degrees) for degrees in TABLE} == pytest.approx(TABLE, abs=5e-4)
 
 
 def test_one_text_is_the_paired_t_test():
@@ -19,7 +18,6 @@ def test_one_text_is_the_paired_t_test():
     interval = mean_interval(values.tolist())
     assert interval.mean == pytest.approx(values.mean())
     assert interval.half == pytest.approx(2.776445 * values.std(ddof=1) / np.sqrt(5), rel=1e-6)
-    assert interval.is_certain
 
 
 def test_what_texts_differ_by_is_no_noise():
@@ -29,15 +27,6 @@ def test_what_texts_differ_by_is_no_noise():
     within = ((table - table.mean(axis=1, keepdims=True)) ** 2).sum() / 3
     assert interval.mean == pytest.approx(table.mean())
     assert interval.half == pytest.approx(3.182446 * np.sqrt(within / 6), rel=1e-6)
-
-
-def test_the_interval_holds_the_truth_as_often_as_it_says():
-    random = np.random.default_rng(0)
-    held = 0
-    for _ in range(1000):
-        interval = paired_interval(random.normal(0.5, 1.0, (2, 3)).tolist())
-        held += interval.low < 0.5 < interval.high
-    assert 930 <= held <= 970
 
 
 def test_zero_at_the_end_of_an_interval_is_no_difference():

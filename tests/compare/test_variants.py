@@ -45,18 +45,13 @@ def test_a_folder_is_a_source_that_is_run(tmp_path, monkeypatch):
 
 
 REFUSED = {
-    "no variant": ("", "two variants"),
     "one variant": ("quick", "two variants"),
     "nothing after a vs": ("quick vs", "nothing stands after a 'vs'"),
     "options after two variants": (f"quick lora {LR}", "quick vs lora"),
     "two variants and a vs": (f"quick lora vs {LR}", "quick vs lora"),
     "one variant twice": ("quick quick", "two variants are 'quick'"),
-    "a text": ("quick --data.corpus my.txt", "--texts"),
-    "steps": ("quick --trainer.max_steps=5", "--steps"),
-    "a seed": ("quick --seed_everything 5", "--first_seed"),
-    "another share held out": ("quick --data.val_fraction 0.2", "before the first 'vs'"),
-    "another template": (f"quick vs {LR} --data.template.user x", "before the first 'vs'"),
-    "a run to resume": ("quick --resume auto", "the same command resumes"),
+    "what all variants share": ("quick --trainer.max_steps=5", "--steps"),
+    "another text held out": (f"quick vs {LR} --data.template.user x", "before the first 'vs'"),
     "a folder without a package": ("quick empty", "has no gpt/__init__.py"),
 }
 

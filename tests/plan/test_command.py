@@ -3,9 +3,7 @@
 import json
 import os
 import random
-import re
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import torch
@@ -55,25 +53,31 @@ def place(workplace, monkeypatch) -> Path:
     return workplace
 
 
-def test_a_table_for_several_times_promises_no_bits(place, refusal, capsys):
-    assert gpt(f"plan text.txt {PLAIN} --minutes 10,1,0.001") == 0
-    heading, *lines = capsys.readouterr().out.splitlines()
-    assert re.split("  +", heading.strip()) == [
-        *("minutes", "width x layers", "parameters", "vocabulary", "context", "batch", "tokens", "epochs"),
-        *("memory", "reads"),
-    ]
+@pytest.fixture
+def planned(place, capsys):
+    """Runs `gpt plan` and returns its lines."""
+
+    def run(command: str, device: str = PLAIN) -> list[str]:
+        capsys.readouterr()
+        assert gpt(f"plan {command} {device}") == 0
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_a_table_for_several_times_promises_no_bits(planned, refusal):
+    heading, *lines = planned("text.txt --minutes 10,1,0.001")
+    assert heading.split()[:4] == ["minutes", "width", "x", "layers"] and "bits" not in heading
     assert lines[0].startswith("0.001 minutes do not suffice to start: give at least 0.")
     assert [line.split()[0] for line in lines[1:3]] == ["1", "10"]
     assert lines[1].endswith("0.3 MB") and " GB " in lines[1]
-    assert "bits" not in heading
     assert "--minutes 'soon': expected a time" in refusal(f"plan text.txt {PLAIN} --minutes soon")
 
 
-def test_plan_and_fit_choose_the_same(place, capsys):
+def test_plan_and_fit_choose_the_same(planned):
     """They differ in the seconds of the start, which `gpt plan` can only suppose."""
     command = "text.txt --minutes 5 --model.config.num_layers 3 --model.config.dropout 0.3"
-    assert gpt(f"plan {command} {PLAIN}") == 0
-    cells = capsys.readouterr().out.splitlines()[1].split()
+    cells = planned(command)[1].split()
     options = begin(command).options
     config = options.model.config
     assert (config.num_layers, config.dropout) == (3, 0.3)
@@ -82,19 +86,21 @@ def test_plan_and_fit_choose_the_same(place, capsys):
 
 
 @pytest.mark.parametrize(("size", "most"), [(300_000, 1 << 30), (3_000_000, 1 << 21)])
-def test_a_plan_reads_of_each_file_the_share_that_its_run_reads(size, most, place, capsys):
+def test_a_plan_reads_of_each_file_the_share_that_its_run_reads(size, most, place, planned):
     """All of a text, and a fifth of another of the same size: they are told apart by their digits."""
     Path("text.txt").write_text(words_of(size), "utf-8")
     Path("old.txt").write_text(words_of(size).translate(str.maketrans("0123456789", "#" * 10)), "utf-8")
     Path("mine.yaml").write_text("corpus: {files: [text.txt, old.txt], weights: [1, 0.2]}", "utf-8")
     measured = measure(divide_corpus(find_corpus("mine.yaml"), most_bytes=most))
     assert measured.size == pytest.approx(min(most, 1.2 * size), rel=0.1)
+    assert measured.most_bytes == (None if most > size else most)
     run = Prepared(prepare("mine.yaml", vocabulary="gpt2:300", most_bytes=measured.most_bytes))
-    assert measured.size == sum(run.counts[split].bytes for split in SPLITS)
+    sizes = [run.counts[split].bytes for split in SPLITS]
+    assert measured.size == sum(sizes)
+    assert measured.val_fraction == pytest.approx(sizes[1] / sum(sizes), abs=1e-6)
     text = "".join(run.tokenizer.decode(run.stream(split).tokens) for split in SPLITS)
     assert text.count("#") / sum(map(str.isdigit, text)) == pytest.approx(0.2, rel=0.15)
-    assert gpt(f"plan mine.yaml {PLAIN} --minutes 1") == 0
-    read = float(capsys.readouterr().out.splitlines()[1].split()[-2])
+    read = float(planned("mine.yaml --minutes 1")[1].split()[-2])
     assert read == pytest.approx(1.2 * size / 1e6, rel=0.05)
 
 
@@ -110,8 +116,7 @@ def test_records_are_told_from_prose(place):
 
 def test_a_prepared_folder_is_taken_as_it_is(place, refusal):
     for name, fraction in (("half", 0.5), ("none", 0)):
-        options = f"--vocabulary gpt2:600 --val_fraction {fraction} --output {name}"
-        assert gpt(f"prepare text.txt {options}") == 0
+        prepare("text.txt", name, vocabulary="gpt2:600", val_fraction=fraction)
     half = measure_prepared(Prepared("half"))
     assert (half.vocab_size, half.val_fraction) == (600, pytest.approx(0.5, abs=0.1))
     assert half.size == pytest.approx(300_000) and half.tokens > 50_000
@@ -126,7 +131,6 @@ def test_a_prepared_folder_is_taken_as_it_is(place, refusal):
         ({"data.vocabulary": "learn:600"}, 600),
         ({"model.config.vocab_size": 500}, 500),
         ({"data.vocabulary": "learn"}, None),
-        ({}, None),
     ],
     ids=str,
 )
@@ -135,26 +139,28 @@ def test_a_vocabulary_by_hand_is_kept(place, options, size):
     assert planner.plan(10).text.vocab_size == size
 
 
-def test_a_longer_text_is_read_in_part(place):
+def test_a_longer_text_is_read_in_part():
     """What a model of this size can be trained on, and what the cores can tokenize."""
     assert bytes_to_read(CORE, 2) == 1 << 24 < bytes_to_read(CORE, 20)
     fast = Machine(speed=1e15, memory=1e11, is_gpu=True)
     assert bytes_to_read(fast, 2) <= 2 * 2 * cores() * 8e6
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--minutes 0.001", "do not suffice to start: give at least"),
-        ("--minutes 1 --trainer.max_steps 5", "leave --trainer.max_steps out"),
-        ("--minutes 1 --trainer.accumulate_grad_batches 4", "accumulate_grad_batches out"),
-        ("--minutes long", "--minutes 'long': expected a time"),
-        ("--minutes -1", "--minutes -1: expected a time"),
-        ("--minutes 1 --run ../mine", "expected a plain folder name for --run, got '../mine'"),
-        ("--minutes 1 --early_stopping 0", "early_stopping must be at least 1, got 0"),
-        ("--trainer.devices 2", "a run with --trainer.devices needs an end: give --trainer.max_steps"),
-    ],
-)
+UNPLANNED = {
+    "too short": ("--minutes 0.001", "do not suffice to start: give at least"),
+    "an end by steps": ("--minutes 1 --trainer.max_steps 5", "leave --trainer.max_steps out"),
+    "accumulation": ("--minutes 1 --trainer.accumulate_grad_batches 4", "accumulate_grad_batches out"),
+    "no time": ("--minutes long", "--minutes 'long': expected a time"),
+    "a negative time": ("--minutes -1", "--minutes -1: expected a time"),
+    "a path": ("--minutes 1 --run ../mine", "expected a plain folder name for --run, got '../mine'"),
+    "no patience": ("--minutes 1 --early_stopping 0", "early_stopping must be at least 1, got 0"),
+    "devices": ("--trainer.devices 2", "a run with --trainer.devices needs an end: give --trainer.max_steps"),
+    "no width": ("--minutes 1 --model.config.emb_dim 0", "emb_dim 0: expected a number from 1 to 1,000,000"),
+    "all held out": ("--minutes 1 --data.val_fraction 1", "1.0: expected a number from 0 to 0.99"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), UNPLANNED.values(), ids=UNPLANNED)
 def test_what_cannot_be_planned_is_said_before_anything_is_measured(
     place, options, message, monkeypatch, refusal
 ):
@@ -163,24 +169,14 @@ def test_what_cannot_be_planned_is_said_before_anything_is_measured(
     assert not Path("runs").exists()
 
 
-def test_the_minutes_that_a_refusal_names_suffice(place, refusal):
-    enough = refusal(f"fit text.txt {PLAIN} --minutes 0.01").split()[-1]
-    assert begin(f"text.txt --minutes {enough}").plan
-
-
-SIZES = [f"model.config.{name}" for name in ("num_heads", "emb_dim", "num_layers", "vocab_size")]
-
-
-@pytest.mark.parametrize("option", [*SIZES, "model.config.context_length", "data.batch_size"])
-def test_nothing_is_planned_around_zero(option, place, refusal):
-    for name in ("plan", "fit"):
-        line = refusal(f"{name} --minutes 1 --data.corpus text.txt --{option} 0")
-        assert line == f"gpt {name}: --{option} 0: expected a number from 1 to 1,000,000\n"
-
-
 def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(refusal):
     line = refusal("plan --model.config.dropout x")
     assert line == "gpt plan: --model.config.dropout: expected float, got 'x'\n"
+
+
+def test_the_minutes_that_a_refusal_names_suffice(place, refusal):
+    enough = refusal(f"fit text.txt {PLAIN} --minutes 0.01").split()[-1]
+    assert begin(f"text.txt --minutes {enough}").plan
 
 
 def test_a_run_without_an_end_has_two_minutes_and_says_so(place, capsys):
@@ -212,7 +208,7 @@ def test_cublas_is_deterministic_before_a_plan_multiplies(place, monkeypatch):
 
     monkeypatch.setattr(command, "time_machine", machine)
     begin("text.txt --minutes 1 --trainer.deterministic true")
-    assert settings[0] == ":4096:8"
+    assert settings == [":4096:8"]
 
 
 @pytest.fixture
@@ -227,37 +223,31 @@ def weights(place) -> None:
     (place / "hub/models--gpt2/refs/main").write_text("1", "utf-8")
 
 
-def test_weights_at_hand_stand_beside_the_plans(weights, monkeypatch, refusal, capsys):
+def test_weights_at_hand_stand_beside_the_plans(weights, planned, monkeypatch, refusal, capsys):
     """Named, or downloaded before; as they are by the figure of gpt evaluate, and nothing is fetched."""
     monkeypatch.setattr("huggingface_hub.snapshot_download", None)
-    Path("text.txt").write_text(Path("text.txt").read_text("utf-8")[:40_000], "utf-8")
-
-    def plan(options: str) -> list[str]:
-        capsys.readouterr()
-        assert gpt(f"plan {options} --minutes 1 {PLAIN}") == 0
-        return capsys.readouterr().out.splitlines()
-
-    *_, named = plan("text.txt --model.init_from weights")
+    Path("text.txt").write_text(words_of(40_000), "utf-8")
+    named = planned("text.txt --minutes 1 --model.init_from weights")[-1]
     assert gpt("evaluate --checkpoint weights --data text.txt --split val") == 0
     bits = json.loads(capsys.readouterr().out)["bits_per_byte"]
     assert named.startswith(f"weights as it is: {bits:.3f} ± ")
     assert named.endswith("tune it instead: --model.init_from weights")
-    assert plan("text.txt")[-1] == named.replace("weights", "gpt2")
+    assert planned("text.txt --minutes 1")[-1] == named.replace("weights", "gpt2")
     prepare("text.txt", "own", vocabulary="learn:400")
-    assert "gpt2" not in " ".join(plan("own"))
+    assert "gpt2" not in " ".join(planned("own --minutes 1"))
     err = refusal(f"plan own --minutes 1 {PLAIN} --model.init_from weights")
     assert "own was prepared with vocab_size 400" in err
     Path("hub/models--gpt2").rename("elsewhere")
-    assert "gpt2" not in " ".join(plan("text.txt"))
+    assert "gpt2" not in " ".join(planned("text.txt --minutes 1"))
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "auto"])
-def test_weights_beside_the_plans_compute_where_the_run_would(weights, accelerator, monkeypatch, capsys):
+def test_weights_beside_the_plans_compute_where_the_run_would(weights, planned, accelerator, monkeypatch):
     """On a Mac `auto` is its GPU, which is not there."""
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: accelerator == "cpu")
     device = f"--trainer.accelerator {accelerator} --trainer.precision 32-true"
-    assert gpt(f"plan text.txt --minutes 1 {device} --model.init_from weights") == 0
-    assert "weights as it is: " in capsys.readouterr().out
+    *_, line = planned("text.txt --minutes 1 --model.init_from weights", device)
+    assert line.startswith("weights as it is: ")
 
 
 def tuned(options: str = "") -> Options:
@@ -286,48 +276,30 @@ def test_memory_decides_between_all_weights_and_adapters(weights, monkeypatch, c
     assert tuned("--model.lora.rank 0").model.lora.rank == 0
 
 
-def write_dna(file: BinaryIO) -> None:
-    """A word of 100 KB, without blanks."""
-    file.write("".join(random.Random(2).choices("ACGT", k=100_000)).encode())
-
-
-def write_little(file: BinaryIO) -> None:
-    file.write(words_of(2_000).encode())
-
-
-def write_document(file: BinaryIO) -> None:
-    file.write(json.dumps({"text": words_of(200_000)}).encode())
-
-
-def write_documents(file: BinaryIO) -> None:
-    for i in range(100_000):
-        file.write(b'{"text": "%d is number %d"}\n' % (i, i * i % 997))
-
-
-def write_5_gb(file: BinaryIO) -> None:
-    """Nearly all of it is zeros that take no space on the disk."""
-    file.write(words_of(10_000).encode())
-    file.truncate(5 << 30)
+DNA = "".join(random.Random(2).choices("ACGT", k=100_000))
+ROWS = "".join(f'{{"text": "{i} is number {i * i % 997}"}}\n' for i in range(100_000))
+# A file, what it begins with, and its size where zeros follow that take no space on the disk.
+TEXTS = {
+    "a long word": ("text.txt", DNA, None),
+    "little text": ("text.txt", words_of(2_000), None),
+    "one document": ("text.jsonl", json.dumps({"text": words_of(200_000)}), None),
+    "many documents": ("text.jsonl", ROWS, None),
+    "5 GB": ("text.txt", words_of(10_000), 5 << 30),
+}
 
 
 @pytest.mark.parametrize(
-    ("write", "corpus"),
-    [
-        (write_dna, "text.txt"),
-        pytest.param(write_little, "text.txt", marks=pytest.mark.slow),
-        pytest.param(write_document, "text.jsonl", marks=pytest.mark.slow),
-        pytest.param(write_documents, "text.jsonl", marks=pytest.mark.slow),
-        pytest.param(write_5_gb, "text.txt", marks=pytest.mark.slow),
-    ],
+    "kind", ["a long word", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(TEXTS)[1:])]
 )
-def test_any_text_has_a_plan_and_its_run(write, corpus, place, capsys):
+def test_any_text_has_a_plan_and_its_run(kind, planned):
     """In the smallest form: of any size, words of any length, no blanks."""
-    with open(corpus, "wb") as file:
-        write(file)
+    corpus, text, zeros = TEXTS[kind]
+    Path(corpus).write_text(text, "utf-8")
+    if zeros:
+        os.truncate(corpus, zeros)
     size = os.stat(corpus).st_size
     command = f"{corpus} --minutes 1 --model.config.emb_dim 32 --model.config.num_layers 1"
-    assert gpt(f"plan {command} {PLAIN}") == 0
-    assert len(capsys.readouterr().out.splitlines()) >= 2
+    assert len(planned(command)) >= 2
     plan = begin(command).plan
     assert 0 < plan.text.size <= size
     assert (plan.text.most_bytes is not None) == (size > 30_000_000)
@@ -337,15 +309,3 @@ def test_any_text_has_a_plan_and_its_run(write, corpus, place, capsys):
     assert gpt(f"fit {corpus} --config plan.yaml {PLAIN} {steps}") == 0
     assert summary("planned")["steps"] == 2
     assert 0 < summary("planned")["val_bits_per_byte"] < 30
-
-
-def test_a_text_is_as_large_as_what_its_run_reads(place):
-    """With the part that is held out, of a whole text and of one of which a part is read."""
-    for most in (1 << 30, 100_000):
-        measured = measure(divide_corpus(find_corpus("text.txt"), most_bytes=most))
-        options = {"vocabulary": "learn", "vocab_size": 300, "most_bytes": measured.most_bytes}
-        run = Prepared(prepare("text.txt", **options))
-        sizes = [run.counts[split].bytes for split in SPLITS]
-        assert measured.most_bytes == (None if most > 300_000 else most)
-        assert measured.size == sum(sizes)
-        assert measured.val_fraction == pytest.approx(sizes[1] / sum(sizes), abs=1e-6)

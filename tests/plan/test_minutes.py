@@ -24,17 +24,17 @@ def test_a_run_ends_within_the_minutes_that_it_asks_for(tmp_path):
         how = {"cwd": tmp_path, "env": environment, "capture_output": True, "encoding": "utf-8"}
         return subprocess.run([*command, "--minutes", str(minutes)], **how, check=False)
 
-    minutes, refusals = 0.01, 0
-    while True:  # only by the sizes, and then maybe by the machine's speed, which others share
+    minutes = 0.01
+    for _ in range(4):  # it refuses by the sizes, and then maybe by the machine's speed, which others share
         began = time.monotonic()
         done = fit(minutes)
         taken = time.monotonic() - began
         enough = re.search(r"give at least ([\d.]+)", done.stderr)
-        if done.returncode == 0 or enough is None or refusals == 3:
+        if not enough:
             break
         assert done.returncode == 2
-        minutes, refusals = 1.5 * float(enough[1]), refusals + 1
-    assert refusals > 0
+        minutes = 1.5 * float(enough[1])
+    assert minutes > 0.01
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/r/summary.json").read_text("utf-8"))
     assert summary["steps"] > 0
