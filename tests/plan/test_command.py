@@ -85,11 +85,11 @@ def test_plan_and_fit_choose_the_same(planned):
     assert cells[5:8] == [str(n) for n in (config.vocab_size, config.context_length, options.data.batch_size)]
 
 
-@pytest.mark.parametrize(("size", "most"), [(300_000, 1 << 30), (3_000_000, 1 << 21)])
-def test_a_plan_reads_of_each_file_the_share_that_its_run_reads(size, most, place, planned):
-    """All of a text, and a fifth of another of the same size: they are told apart by their digits."""
-    Path("text.txt").write_text(words_of(size), "utf-8")
-    Path("old.txt").write_text(words_of(size).translate(str.maketrans("0123456789", "#" * 10)), "utf-8")
+@pytest.mark.parametrize(("size", "most"), [(300_000, 1 << 30), (3_000_000, 1 << 21)], ids=["all", "a part"])
+def test_a_text_is_measured_as_its_run_reads_it(size, most, place, planned):
+    """All of a file, and a fifth of another of the same size."""
+    for name in ("text.txt", "old.txt"):
+        Path(name).write_text(words_of(size), "utf-8")
     Path("mine.yaml").write_text("corpus: {files: [text.txt, old.txt], weights: [1, 0.2]}", "utf-8")
     measured = measure(divide_corpus(find_corpus("mine.yaml"), most_bytes=most))
     assert measured.size == pytest.approx(min(most, 1.2 * size), rel=0.1)
@@ -98,8 +98,6 @@ def test_a_plan_reads_of_each_file_the_share_that_its_run_reads(size, most, plac
     sizes = [run.counts[split].bytes for split in SPLITS]
     assert measured.size == sum(sizes)
     assert measured.val_fraction == pytest.approx(sizes[1] / sum(sizes), abs=1e-6)
-    text = "".join(run.tokenizer.decode(run.stream(split).tokens) for split in SPLITS)
-    assert text.count("#") / sum(map(str.isdigit, text)) == pytest.approx(0.2, rel=0.15)
     read = float(planned("mine.yaml --minutes 1")[1].split()[-2])
     assert read == pytest.approx(1.2 * size / 1e6, rel=0.05)
 
