@@ -1,6 +1,6 @@
-import copy
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,27 +45,20 @@ def test_a_future_token_changes_no_earlier_logit(model, tokens):
         assert not torch.allclose(after[:, position], before[:, position])
 
 
-def test_dropout_acts_only_in_training(tokens, config):
-    model = GPT(GPTConfig.from_dict({**config.to_dict(), "dropout": 0.5}))
+@pytest.mark.parametrize("by_window", [False, True])
+def test_dropout_acts_only_in_training(by_window, tokens, config):
+    model = GPT(replace(config, dropout=0.5, window_dropout=by_window))
+    assert {block.attention.dropout.p for block in model.blocks} == {0.0 if by_window else 0.5}
     assert not torch.equal(model(tokens), model(tokens))
     model.eval()
     assert torch.equal(model(tokens), model(tokens))
 
 
 def test_window_dropout_drops_a_feature_of_all_tokens_of_a_window():
-    torch.manual_seed(0)
     dropped = WindowDropout(0.25)(torch.ones(64, 5, 32))
     assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
     assert sorted(set(dropped.unique().tolist())) == [0.0, pytest.approx(4 / 3)]
     assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
-
-
-def test_window_dropout_leaves_attention_weights(tokens, config):
-    model = GPT(GPTConfig.from_dict({**config.to_dict(), "dropout": 0.5, "window_dropout": True}))
-    assert [block.attention.dropout.p for block in model.blocks] == [0.0] * config.num_layers
-    assert not torch.equal(model(tokens), model(tokens))
-    model.eval()
-    assert torch.equal(model(tokens), model(tokens))
 
 
 def from_meta(model: GPT) -> GPT:
@@ -75,12 +68,6 @@ def from_meta(model: GPT) -> GPT:
     return empty
 
 
-def assigned(model: GPT) -> GPT:
-    loaded = GPT(model.config)
-    loaded.load_state_dict(model.state_dict(), assign=True)
-    return loaded
-
-
 def assigned_below(model: GPT) -> GPT:
     outer = torch.nn.ModuleDict({"model": GPT(model.config)})
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -88,24 +75,12 @@ def assigned_below(model: GPT) -> GPT:
     return outer["model"]
 
 
-def with_masks(model: GPT) -> GPT:
-    """Loaded from weights with masks, as the chapter's own modules save them."""
-    mask = torch.ones(16, 16).triu(diagonal=1)
-    masks = {f"blocks.{i}.attention.mask": mask for i in range(model.config.num_layers)}
-    loaded = GPT(model.config)
-    loaded.load_state_dict({**model.state_dict(), **masks})
-    return loaded
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda model: model, id="new"),
-        pytest.param(copy.deepcopy, id="copied"),
         pytest.param(lambda model: pickle.loads(pickle.dumps(model)), id="pickled"),
-        pytest.param(lambda model: copy.deepcopy(model).double().float(), id="converted"),
-        pytest.param(lambda model: GPT.from_weights(model.config, model.state_dict()), id="from weights"),
-        *(from_meta, assigned, assigned_below, with_masks),
+        pytest.param(from_meta, id="from the meta device"),
+        pytest.param(assigned_below, id="assigned within another module"),
     ],
 )
 def test_a_model_has_one_mask_and_a_tied_head_however_it_is_made(make, model, tokens):
@@ -124,33 +99,18 @@ REFUSED = {
     "an id below zero": (torch.tensor([[0, 1, -1]]), "-1 .*vocab_size 300"),
     "one dimension": (torch.zeros(16).long(), r"at least one, got torch.int64 of shape \(16,"),
     "no tokens": (torch.zeros(2, 0).long(), r"at least one, got torch.int64 of shape \(2, 0"),
-    "no texts": (torch.zeros(0, 4).long(), r"at least one, got torch.int64 of shape \(0, 4"),
     "numbers": (torch.zeros(2, 4), "expected int64 token ids .* got torch.float32 of shape"),
-    "truth values": (torch.zeros(2, 4).bool(), "expected int64 token ids .* got torch.bool of shape"),
 }
 
 
 @pytest.mark.parametrize(("tokens", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_are_no_tokens_is_refused(tokens, message, model):
-    """int32 ones are."""
     with pytest.raises(InputError, match=message):
         model(tokens)
+
+
+def test_int32_tokens_are_tokens(model):
     assert torch.equal(model(torch.tensor([[1, 2]]).int()), model(torch.tensor([[1, 2]])))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"blocks.1.attention.W_key.weight": None}, r"blocks\.1\.attention\.W_key\.weight.*\(32, 32\)"),
-        ({"final_norm.bias": torch.zeros(31)}, r"final_norm\.bias has shape \(31,\), expected \(32,\)"),
-        ({"extra": torch.zeros(1)}, "extra"),
-    ],
-    ids=["missing", "another shape", "unknown"],
-)
-def test_weights_that_do_not_fit_are_named(change, message, model, config):
-    weights = {name: tensor for name, tensor in (model.state_dict() | change).items() if tensor is not None}
-    with pytest.raises(InputError, match=message):
-        GPT.from_weights(config, weights)
 
 
 def test_attention_stays_within_documents_by_one_mask_for_all_blocks():

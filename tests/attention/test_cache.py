@@ -1,14 +1,27 @@
+import pytest
 import torch
 
-from gpt.attention import KeyValueCache
+from gpt.attention import MultiHeadAttention
+from gpt.errors import InputError
 
 
-def test_updates_return_all_so_far_without_new_memory() -> None:
-    cache = KeyValueCache(2, 3, 8, 4)
+def test_a_cache_keeps_its_memory_and_bad_input_leaves_it_unchanged() -> None:
+    module = MultiHeadAttention(5, 12, 8, 0.0, 3)
+    x, cache = torch.randn(2, 6, 5), module.new_cache(2)
     memory = cache.keys.data_ptr()
-    key, value = torch.randn(2, 2, 3, 5, 4).unbind()
-    cache.update(key[:, :, :3], value[:, :, :3])
-    keys, values = cache.update(key[:, :, 3:], value[:, :, 3:])
-    assert torch.equal(keys, key) and torch.equal(values, value)
-    assert cache.length == 5
-    assert cache.keys.data_ptr() == memory == keys.data_ptr()
+    module(x, cache=cache)
+    keys = cache.keys.clone()
+
+    with pytest.raises(InputError, match=r"\(1, 7\) or .*, got torch.bool"):
+        module(x[:, :1], cache=cache, attn_mask=torch.zeros(1, 1).bool())
+    with pytest.raises(InputError, match="holds 6 of at most 8 tokens, 3 more do not fit"):
+        module(x[:, :3], cache=cache)
+
+    assert cache.length == 6
+    assert torch.equal(cache.keys, keys)
+    assert cache.keys.data_ptr() == memory
+
+
+def test_without_a_causal_mask_there_is_no_cache() -> None:
+    with pytest.raises(InputError, match="a cache needs causal=True"):
+        MultiHeadAttention(5, 12, 8, 0.0, 3, causal=False).new_cache(2)

@@ -14,85 +14,63 @@ from hypothesis import strategies as st
 
 from gpt.attention import MultiHeadAttention
 
-Weights = dict[str, np.ndarray]
-
 
 def reference(
-    weights: Weights, x: np.ndarray, context: np.ndarray, num_heads: int, masked: np.ndarray
+    values: dict[str, np.ndarray], num_heads: int, hidden: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return output (B, T, E) and attention weights (B, H, T, S) of tokens (B, T, D) to a context (B, S, D).
+    """Return output (B, T, E) and attention weights (B, H, T, S).
 
-    `masked` (B, H, T, S) has every key that a query may not attend to, later ones too.
+    `values` has the parameters, the tokens x (B, T, D), and perhaps a context (B, S, D). `hidden`
+    (B, H, T, S) has every key that a query may not attend to, later ones too.
     """
+    x = values["x"]
+    context = values.get("context", x)
     query, key, value = (
-        np.einsum("btd,ed->bte", tokens, weights[f"{name}.weight"]) + weights.get(f"{name}.bias", 0.0)
+        np.einsum("btd,ed->bte", tokens, values[f"{name}.weight"]) + values.get(f"{name}.bias", 0.0)
         for name, tokens in (("W_query", x), ("W_key", context), ("W_value", context))
     )
     width = query.shape[2] // num_heads
-    out, attention = np.zeros_like(query), np.zeros(masked.shape)
+    out, attention = np.zeros_like(query), np.zeros(hidden.shape)
     for b, t in np.ndindex(*x.shape[:2]):
         heads = []
         for h in range(num_heads):
             columns = slice(h * width, (h + 1) * width)
-            seen = np.flatnonzero(~masked[b, h, t])
+            seen = np.flatnonzero(~hidden[b, h, t])
             if len(seen):
                 scores = [query[b, t, columns] @ key[b, s, columns] / np.sqrt(width) for s in seen]
                 attention[b, h, t, seen] = np.exp(scores) / np.exp(scores).sum()
             heads.append(attention[b, h, t] @ value[b, :, columns])
         if attention[b, :, t].any():  # a fully masked token gives zeros
-            out[b, t] = weights["out_proj.weight"] @ np.concatenate(heads) + weights["out_proj.bias"]
+            out[b, t] = values["out_proj.weight"] @ np.concatenate(heads) + values["out_proj.bias"]
     return out, attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One drawn example: a module in float64, its input, and the masks given to it."""
+    """One drawn example: a module in float64, and what it is called with."""
 
     module: MultiHeadAttention
-    x: torch.Tensor
-    context: torch.Tensor | None
+    tokens: dict[str, torch.Tensor]
+    """x (B, T, D), and perhaps a context (B, S, D)."""
     masks: dict[str, torch.Tensor]
+    hidden: np.ndarray
+    """Of all masks together, as in `reference`."""
     chunks: list[int]
+    """Where to cut T tokens, and T itself."""
 
     @property
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """What the module is called with."""
-        return {"x": self.x, **self.masks} | ({} if self.context is None else {"context": self.context})
+    def leaves(self) -> dict[str, torch.Tensor]:
+        return {**self.tokens, **dict(self.module.named_parameters())}
 
-    def expected(self, changes: Weights | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The reference's output and weights; `changes` has other weights, and x or a context."""
-        tensors = {**self.module.state_dict(), "x": self.x}
-        if self.context is not None:
-            tensors["context"] = self.context
-        values = {name: tensor.detach().numpy() for name, tensor in tensors.items()} | (changes or {})
-        context = values.get("context", values["x"])
-        return reference(values, values["x"], context, self.module.num_heads, self.masked)
-
-    @property
-    def masked(self) -> np.ndarray:
-        batch, length, _ = self.x.shape
-        keys = length if self.context is None else self.context.shape[1]
-        masked = np.zeros((batch, self.module.num_heads, length, keys), dtype=bool)
-        if self.module.mask is not None:
-            masked |= np.triu(np.ones((length, keys), dtype=bool), k=1)
-        if "key_padding_mask" in self.masks:
-            masked |= self.masks["key_padding_mask"].numpy().reshape(batch, 1, 1, keys)
-        if "attn_mask" in self.masks:
-            pairs = self.masks["attn_mask"].numpy()
-            masked |= pairs.reshape(batch, 1, length, keys) if pairs.ndim == 3 else pairs
-        return masked
-
-    def masks_between(self, start: int, end: int) -> dict[str, torch.Tensor]:
-        """What a call with a cache of `start` tokens gets for those up to `end`."""
-        queries = (..., slice(start, end), slice(end))
-        return {
-            name: mask[queries] if name == "attn_mask" else mask[:, :end] for name, mask in self.masks.items()
-        }
+    def expected(self, leaves: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        """The reference's output and weights for these tokens and parameters."""
+        values = {name: leaf.detach().numpy() for name, leaf in leaves.items()}
+        return reference(values, self.module.num_heads, self.hidden)
 
 
 @st.composite
 def cases(draw: st.DrawFn, *, cached: bool = False) -> Case:
-    """Shapes, heads, biases, every subset of the masks, padding on any side, and a way to cut T in chunks.
+    """Shapes, heads, biases, every subset of the masks, padding anywhere, and a way to cut T in chunks.
 
     Causal or not, and then perhaps with a context; only a causal one takes a cache.
     """
@@ -110,27 +88,25 @@ def cases(draw: st.DrawFn, *, cached: bool = False) -> Case:
         qkv_bias=draw(st.booleans()),
         causal=causal,
     ).double()
+    tokens = {"x": torch.randn(batch, length, d_in, dtype=torch.double)}
+    if keys != length or (not causal and draw(st.booleans())):
+        tokens["context"] = torch.randn(batch, keys, d_in, dtype=torch.double)
+
+    hidden = np.zeros((batch, num_heads, length, keys), dtype=bool)
+    if causal:
+        hidden |= np.triu(np.ones((length, keys), dtype=bool), k=1)
     masks = {}
-    side = draw(st.sampled_from(["none", "left", "right", "anywhere", "all"]))
-    positions, real = torch.arange(keys), torch.randint(0, keys + 1, (batch, 1))
-    if side != "none":
-        masks["key_padding_mask"] = {
-            "left": positions < keys - real,
-            "right": positions >= real,
-            "anywhere": torch.rand(batch, keys) < 0.5,
-            "all": torch.ones(batch, keys, dtype=torch.bool),
-        }[side]
+    padded = draw(st.sampled_from([None, 0.3, 1.0]))
+    if padded is not None:
+        masks["key_padding_mask"] = torch.rand(batch, keys) < padded
+        hidden |= masks["key_padding_mask"].numpy()[:, None, None]
     leading = draw(st.sampled_from([None, (), (batch,), (batch, num_heads)]))
     if leading is not None:
-        masks["attn_mask"] = torch.rand(*leading, length, keys) < draw(st.sampled_from([0.1, 0.6]))
-    has_context = keys != length or (not causal and draw(st.booleans()))
-    return Case(
-        module=module,
-        x=torch.randn(batch, length, d_in, dtype=torch.double),
-        context=torch.randn(batch, keys, d_in, dtype=torch.double) if has_context else None,
-        masks=masks,
-        chunks=sorted(draw(st.sets(st.integers(1, length))) | {length}),
-    )
+        pairs = torch.rand(*leading, length, keys) < draw(st.sampled_from([0.1, 0.6]))
+        masks["attn_mask"] = pairs
+        hidden |= (pairs[:, None] if len(leading) == 1 else pairs).numpy()
+    chunks = sorted(draw(st.sets(st.integers(1, length))) | {length})
+    return Case(module=module, tokens=tokens, masks=masks, hidden=hidden, chunks=chunks)
 
 
 many = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -138,56 +114,47 @@ many = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCh
 
 @many
 @given(cases())
-def test_both_paths_equal_the_reference(case: Case) -> None:
-    expected, expected_weights = case.expected()
-    fast = case.module(**case.inputs)
-    explicit, weights = case.module(**case.inputs, need_weights=True)
-    np.testing.assert_allclose(fast.detach().numpy(), expected, atol=1e-12)
-    np.testing.assert_allclose(explicit.detach().numpy(), expected, atol=1e-12)
+def test_values_and_gradients_equal_the_reference(case: Case) -> None:
+    """The gradients along random directions of all tokens and parameters together, by central differences."""
+    for tensor in case.tokens.values():
+        tensor.requires_grad_()
+    leaves = case.leaves
+    directions = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
+    expected, expected_weights = case.expected(leaves)
+    weight_of_out = torch.randn(expected.shape, dtype=torch.double)
+
+    def shifted(step: float) -> float:
+        out, _ = case.expected({name: leaf + step * directions[name] for name, leaf in leaves.items()})
+        return float((out * weight_of_out.numpy()).sum())
+
+    expected_derivative = (shifted(1e-5) - shifted(-1e-5)) / 2e-5
+    fast = case.module(**case.tokens, **case.masks)
+    explicit, weights = case.module(**case.tokens, **case.masks, need_weights=True)
     np.testing.assert_allclose(weights.detach().numpy(), expected_weights, atol=1e-12)
+    for out in (fast, explicit):
+        np.testing.assert_allclose(out.detach().numpy(), expected, atol=1e-12)
+        gradients = torch.autograd.grad((out * weight_of_out).sum(), list(leaves.values()))
+        pairs = zip(gradients, directions.values(), strict=True)
+        derivative = sum(float((gradient * direction).sum()) for gradient, direction in pairs)
+        assert derivative == pytest.approx(expected_derivative, rel=1e-5, abs=1e-6)
 
 
 @many
 @given(cases(cached=True))
 def test_decoding_in_chunks_equals_the_reference(case: Case) -> None:
-    expected, expected_weights = case.expected()
-    caches = [case.module.new_cache(len(case.x), max_length=case.x.shape[1]) for _ in range(2)]
+    expected, expected_weights = case.expected(case.leaves)
+    x = case.tokens["x"]
+    caches = [case.module.new_cache(len(x), max_length=x.shape[1]) for _ in range(2)]
     start = 0
     with torch.inference_mode():
         for end in case.chunks:
-            x, masks = case.x[:, start:end], case.masks_between(start, end)
-            fast = case.module(x, cache=caches[0], **masks)
-            explicit, weights = case.module(x, cache=caches[1], need_weights=True, **masks)
-            np.testing.assert_allclose(fast.numpy(), expected[:, start:end], atol=1e-12)
-            np.testing.assert_allclose(explicit.numpy(), expected[:, start:end], atol=1e-12)
-            np.testing.assert_allclose(weights.numpy(), expected_weights[:, :, start:end, :end], atol=1e-12)
+            chunk = slice(start, end)
+            masks = {name: mask[..., :end] for name, mask in case.masks.items()}
+            if "attn_mask" in masks:
+                masks["attn_mask"] = masks["attn_mask"][..., chunk, :]
+            fast = case.module(x[:, chunk], cache=caches[0], **masks)
+            explicit, weights = case.module(x[:, chunk], cache=caches[1], need_weights=True, **masks)
+            np.testing.assert_allclose(fast.numpy(), expected[:, chunk], atol=1e-12)
+            np.testing.assert_allclose(explicit.numpy(), expected[:, chunk], atol=1e-12)
+            np.testing.assert_allclose(weights.numpy(), expected_weights[:, :, chunk, :end], atol=1e-12)
             start = end
-
-
-@many
-@given(cases())
-def test_gradients_equal_finite_differences_of_the_reference(case: Case) -> None:
-    """Directional derivatives along random directions of each input and weight, by central differences."""
-    leaves = {"x": case.x.requires_grad_(), **dict(case.module.named_parameters())}
-    if case.context is not None:
-        leaves["context"] = case.context.requires_grad_()
-    weight_of_out = torch.randn(*case.x.shape[:2], case.module.d_out, dtype=torch.double)
-    directions = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
-
-    def shifted(step: float) -> float:
-        values = {name: (leaf.detach() + step * directions[name]).numpy() for name, leaf in leaves.items()}
-        out, _ = case.expected(values)
-        return float((out * weight_of_out.numpy()).sum())
-
-    expected = (shifted(1e-5) - shifted(-1e-5)) / 2e-5
-    outputs = {
-        "SDPA": case.module(**case.inputs),
-        "explicit": case.module(**case.inputs, need_weights=True)[0],
-    }
-    for name, out in outputs.items():
-        gradients = torch.autograd.grad((out * weight_of_out).sum(), list(leaves.values()))
-        derivative = sum(
-            float((gradient * directions[leaf]).sum())
-            for leaf, gradient in zip(leaves, gradients, strict=True)
-        )
-        assert derivative == pytest.approx(expected, rel=1e-5, abs=1e-6), name

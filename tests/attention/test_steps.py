@@ -34,27 +34,13 @@ def test_all_systems_give_the_printed_values(
     assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["steps.png"]
 
 
-def test_it_stops_where_a_value_is_not_the_printed_one() -> None:
+def test_it_stops_where_values_differ_from_the_printed_ones_or_from_each_other() -> None:
     name = "S2 query of token 2"
     printed = torch.tensor(WALKTHROUGH["rows_of"](WALKTHROUGH["PRINTED"][name]))
-    WALKTHROUGH["compare"](name, printed)
     with pytest.raises(SystemExit, match=f"error: {name} differ from the chapter's"):
         WALKTHROUGH["compare"](name, printed + torch.tensor([0.0, 2e-4]))
-
-
-def test_it_stops_where_two_systems_do_not_agree() -> None:
     with pytest.raises(SystemExit, match="error: one and another do not agree"):
         WALKTHROUGH["agree"]("one and another", torch.zeros(2), torch.tensor([0.0, 1e-5]))
-
-
-def test_the_fused_projection_has_biases_too() -> None:
-    split = WALKTHROUGH["identity_projection"](MultiHeadAttention(8, 8, 6, 0.0, 4, qkv_bias=True))
-    fused = MultiHeadAttn(8, 6, 4)
-    parts = [split.W_query, split.W_key, split.W_value]
-    fused.c_attn.weight.data = torch.cat([part.weight.data for part in parts])
-    fused.c_attn.bias.data = torch.cat([part.bias.data for part in parts])
-    x = torch.randn(2, 6, 8)
-    torch.testing.assert_close(fused(x), split(x))
 
 
 def test_causal_attention_drops_weights_in_training_only() -> None:
@@ -66,13 +52,8 @@ def test_causal_attention_drops_weights_in_training_only() -> None:
 
 def test_at_gpt2_smalls_size_it_has_the_parameters_of_the_chapters_exercise() -> None:
     system = MultiHeadAttention(768, 768, 1024, 0.0, num_heads=12)
-    assert [name for name, _ in system.named_children()] == [
-        "W_query",
-        "W_key",
-        "W_value",
-        "out_proj",
-        "dropout",
-    ]
+    names = [name for name, _ in system.named_children()]
+    assert names == ["W_query", "W_key", "W_value", "out_proj", "dropout"]
     assert sum(parameter.numel() for parameter in system.parameters()) == 2_360_064
 
 
