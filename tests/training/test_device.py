@@ -34,11 +34,10 @@ def machine(monkeypatch):
         pytest.param({"gpu": True, "cpu_bf16": True}, "auto", "16-mixed", id="a T4"),
         pytest.param({"gpu": True, "cpu_bf16": True}, "cpu", "bf16-mixed", id="a CPU beside a T4"),
         pytest.param({"mps": True, "cpu_bf16": True}, "auto", "32-true", id="a Mac"),
-        pytest.param({"mps": True}, "mps", "32-true", id="a Mac's GPU"),
         pytest.param({"cpu_bf16": True}, "auto", "bf16-mixed", id="a CPU with bfloat16"),
         pytest.param({"cpu_bf16": True, "slow_bf16": True}, "auto", "32-true", id="a CPU, slow in bfloat16"),
         pytest.param({"cpu_bf16": True, "slow_bf16": True, "amx": True}, "auto", "bf16-mixed", id="AMX"),
-        pytest.param({}, "auto", "32-true", id="any CPU"),
+        pytest.param({}, "auto", "32-true", id="any other CPU"),
     ],
 )
 def test_the_default_precision(parts, accelerator, precision, machine):

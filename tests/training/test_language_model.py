@@ -70,10 +70,8 @@ def test_gradients_are_clipped_by_the_norm_of_all(data):
 
     whole, norm = gradients(None)
     assert norm == pytest.approx(whole.norm().item(), rel=1e-5)
-    for clip, expected in ((norm / 2, whole / 2), (norm * 2, whole)):
-        clipped, before = gradients(clip)
-        assert before == norm
-        torch.testing.assert_close(clipped, expected)
+    torch.testing.assert_close(gradients(norm / 2), (whole / 2, norm))
+    torch.testing.assert_close(gradients(norm * 2), (whole, norm))
 
 
 def test_clipping_by_value_is_refused():
@@ -85,11 +83,9 @@ def test_documents_are_kept_apart():
     module = LanguageModel(CONFIG)
     x, y = torch.randint(0, 300, (2, 2, 16)).unbind()
     documents = torch.tensor([[0] * 7 + [1] * 9, [0] * 16])
-    expected = F.cross_entropy(module(x).flatten(0, 1), y.flatten())
-    torch.testing.assert_close(module.loss((x, y)), expected)
     apart = F.cross_entropy(module.model(x, document_ids=documents).flatten(0, 1), y.flatten())
     torch.testing.assert_close(module.loss((x, y, documents)), apart)
-    assert not torch.isclose(apart, expected)
+    assert not torch.isclose(module.loss((x, y)), apart)
 
 
 def with_bias(**options) -> LanguageModel:

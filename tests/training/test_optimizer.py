@@ -10,12 +10,6 @@ from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.optimizers.muon import StackedMuon
 
 
-def fill_gradients(model, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-
-
 def test_stacked_muon_is_torchs_muon():
     shapes = [(8, 8), (8, 8), (32, 8), (8, 32), (8, 8)]
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -34,7 +28,7 @@ def test_stacked_muon_is_torchs_muon():
         torch.testing.assert_close(mine, other, atol=2e-3, rtol=0)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "32-true"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_the_precision_alone_decides_the_type_of_muon(precision, config):
     """Not the device: a T4 emulates bfloat16, many times slower, and trains in 16-mixed."""
     muon, _ = build_optimizer(GPT(config), OptimizerConfig(), precision).parts
@@ -70,9 +64,10 @@ def test_a_recipe_is_its_parts_stepped_separately(name, config):
     norms_and_biases = {"params": [p for p in named.values() if p.dim() == 1], "weight_decay": 0.0}
     rest = AdamW([embeddings, norms_and_biases], lr=0.002, betas=betas, fused=True)
 
-    for step in range(4):
-        fill_gradients(model, step)
-        fill_gradients(reference, step)
+    for _ in range(4):
+        for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
         for optimizer in (combined, main, rest):
             optimizer.step()
     for (weight, mine), other in zip(model.named_parameters(), reference.parameters(), strict=True):
