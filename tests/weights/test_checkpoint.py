@@ -91,23 +91,16 @@ def damage(path: Path, value: float) -> None:
     path.write_bytes(data.replace(stored, stored[:-1] + b"A"))
 
 
-DAMAGED = "damaged: its contents are not those of its checksum"
-
-
-def test_a_damaged_weight_is_refused_by_everyone(checkpoint):
-    damage(checkpoint, 1.5)
-    for reader in (read, read_model):
-        with pytest.raises(InputError, match=DAMAGED):
-            reader(checkpoint)
-
-
-def test_a_damaged_moment_is_refused_only_where_the_run_would_continue_with_it(checkpoint):
+def test_a_damaged_weight_is_refused_and_a_moment_only_where_a_run_would_continue_with_it(checkpoint):
     damage(checkpoint, 2.5)
     model = read_model(checkpoint)
     assert model.tensors.keys() == {WEIGHT} and model.run is None
     assert model.weights[WEIGHT].tolist() == [1.5] * 4
-    with pytest.raises(InputError, match=DAMAGED):
+    with pytest.raises(InputError, match="damaged: its contents are not those of its checksum"):
         read(checkpoint)
+    damage(checkpoint, 1.5)
+    with pytest.raises(InputError, match="damaged: its contents are not those of its checksum"):
+        read_model(checkpoint)
 
 
 def edit_header(path: Path, change: Callable[[dict[str, str]], object]) -> None:
@@ -120,12 +113,11 @@ def edit_header(path: Path, change: Callable[[dict[str, str]], object]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + written[end:])
 
 
-@pytest.mark.parametrize("sums", ["[0,0]", "[]", "{", "[null,1]"])
+@pytest.mark.parametrize("sums", ["[0,0]", "[]", "{"])
 def test_other_sums_in_the_header_are_refused(checkpoint, sums):
     edit_header(checkpoint, lambda texts: texts.update(sums=sums))
-    for reader in (read, read_model):
-        with pytest.raises(InputError, match="is damaged"):
-            reader(checkpoint)
+    with pytest.raises(InputError, match="is damaged"):
+        read_model(checkpoint)
 
 
 def test_a_file_without_sums_as_earlier_versions_wrote_it_is_checked_as_a_whole(checkpoint):

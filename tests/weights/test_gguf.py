@@ -1,13 +1,11 @@
-import json
-import re
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from gpt import GPT, Tokenizer
-from gpt.text.template import DEFAULT_TEMPLATE, Template
+from gpt import GPT
+from gpt.text.template import Template
 from gpt.weights.commands import write_export
 from gpt.weights.formats.gguf import modelfile
 from gpt.weights.load import StoredModel
@@ -74,45 +72,26 @@ def test_a_missing_package_is_one_line(model, tmp_path, monkeypatch, refusal):
     assert not (tmp_path / "o").exists()
 
 
-TEMPLATES = [
-    DEFAULT_TEMPLATE,
-    Template(system='"""{{ {content}\\n"', user="<{content}>\t{{ end }}é🙂\n", assistant='\\"}}{content}'),
-]
+TEMPLATE = Template(system='"""{{ {content}\\n', user="{content}\té\n", assistant="\\{content}")
+MODELFILE = r'''FROM ./model.gguf
+TEMPLATE """{}"""
+PARAMETER stop "<|endoftext|>"
+PARAMETER num_ctx 24
+PARAMETER temperature 0.8
+PARAMETER top_k 50
+PARAMETER top_p 1.0
+PARAMETER min_p 0.0
+PARAMETER repeat_penalty 1.0
+'''
+GO = (
+    r'{{ "<|endoftext|>" }}{{ range .Messages }}'
+    r'{{ if eq .Role "system" }}{{ "\"\"\"{{ " }}{{ .Content }}{{ "\\n" }}'
+    r'{{ else if eq .Role "user" }}{{ .Content }}{{ "\té\n" }}'
+    r'{{ else if eq .Role "assistant" }}{{ "\\" }}{{ .Content }}{{ "<|endoftext|>" }}'
+    r'{{ end }}{{ end }}{{ "\\" }}'
+)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_the_modelfiles_template_gives_the_text_of_the_chat(template, config):
-    """Go's template in Jinja's words, with the same constants, branches and loop."""
-    jinja2 = pytest.importorskip("jinja2")
-    text = modelfile(config, template)
-    assert text.count('"""') == 2
-    go = text.split('"""')[1]
-    words = {
-        r"\{\{ range \.Messages \}\}": "{% for message in messages %}",
-        r'\{\{ (?:(else )?if) eq \.Role ("\w+") \}\}': lambda match: (
-            f"{{% {'elif' if match[1] else 'if'} message.role == {match[2]} %}}"
-        ),
-        r"\{\{ \.Content \}\}": "{{ message.content }}",
-        r"\{\{ end \}\}\{\{ end \}\}": "{% endif %}{% endfor %}",
-    }
-    constants: list[str] = []
-
-    def hidden(match: re.Match[str]) -> str:
-        constants.append(json.loads(match[1]))
-        return f"{{{{ constants[{len(constants) - 1}] }}}}"
-
-    jinja = re.sub(r'\{\{ ("(?:[^"\\]|\\.)*") \}\}', hidden, go)
-    for word, ours in words.items():
-        jinja = re.sub(word, ours, jinja)
-    roles = ("system", "user", "assistant", "user")
-    messages = [{"role": role, "content": f"{role} {{{{ 1 }}}}"} for role in roles]
-    text = jinja2.Template(jinja, keep_trailing_newline=True).render(messages=messages, constants=constants)
-    tokenizer = Tokenizer("gpt2", vocab_size=300)
-    assert text == tokenizer.decode(template.prompt(tokenizer, messages))
-
-
-def test_the_modelfile_says_where_a_text_ends_and_how_it_is_drawn(config):
-    lines = modelfile(config, None).splitlines()
-    assert lines[:2] == ["FROM ./model.gguf", 'TEMPLATE """{{ .Prompt }}"""']
-    assert 'PARAMETER stop "<|endoftext|>"' in lines and "PARAMETER num_ctx 24" in lines
-    assert "PARAMETER repeat_penalty 1.0" in lines
+@pytest.mark.parametrize(("template", "go"), [(None, "{{ .Prompt }}"), (TEMPLATE, GO)], ids=["text", "chat"])
+def test_a_modelfile_has_the_template_as_constants_of_go_and_how_a_text_is_drawn(template, go, config):
+    assert modelfile(config, template) == MODELFILE.replace("{}", go)

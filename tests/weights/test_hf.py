@@ -50,21 +50,18 @@ def test_the_first_folders_of_the_hub_with_masks_and_without_prefix(folder, toke
     torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-4, rtol=0)
 
 
-def test_a_padded_batch_of_an_export(model, tmp_path):
+def test_an_exported_tokenizer_pads_a_batch_and_gives_no_token_types(model, tmp_path):
+    """transformers 4 would add token types, and to the embeddings what stands in their rows."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     write_export(StoredModel("gpt", model.config, model.state_dict()), tmp_path, "hf")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    batch = tokenizer(["ab", "abcd"], padding=True, return_tensors="pt")
+    batch = AutoTokenizer.from_pretrained(tmp_path)(["ab", "abcd"], padding=True)
+    assert batch.keys() == {"input_ids", "attention_mask"}
+    assert batch["input_ids"][0][2:] == [299, 299]
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
-    # Without it transformers 4 adds token types, and to the embeddings what stands in their rows.
-    assert settings["model_input_names"] == ["input_ids", "attention_mask"] and len(batch) == 2
-    assert batch["input_ids"][0].tolist()[2:] == [299, 299] == [tokenizer.pad_token_id] * 2
-    logits = theirs(**batch).logits[0, :2]
-    torch.testing.assert_close(logits, model(batch["input_ids"][:1, :2])[0], atol=1e-4, rtol=0)
-    written = theirs.generation_config
-    assert (written.bos_token_id, written.eos_token_id, written.pad_token_id) == (299, 299, 299)
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (299, 299, 299)
 
 
 MISMATCHES = {
@@ -72,13 +69,11 @@ MISMATCHES = {
         {"model_type": "llama"},
         "model_type is 'llama' in config.json, expected 'gpt2'",
     ),
-    "another function": ({"activation_function": "relu"}, "activation_function is 'relu'"),
     "another width": ({"n_inner": 100}, "n_inner is 100 in config.json, expected 192"),
     "another constant": (
         {"layer_norm_epsilon": 1e-6},
         "layer_norm_epsilon is 1e-06 in config.json, expected 1e-05",
     ),
-    "a text": ({"n_head": "3"}, "num_heads must be a whole number, got '3'"),
     "more layers": ({"n_layer": 3}, r"lack transformer\.h\.2\.ln_1\.weight of shape \(48,\)"),
     "fewer layers": ({"n_layer": 1}, r"hold transformer\.h\.1\.attn\.c_attn\.bias of shape \(144,\)"),
     "more positions": (

@@ -7,10 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpt import Tokenizer
-from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.formats.hf import write_tokenizer
 
-SIZES = (257, 300, 2048, 50257)
+SIZES = (257, 300, 50257)
 TEXTS = [
     "Hello, world! It's 12345 o'clock.  \n\n\tdef f(x):\n    return x ** 2\n",
     "naïve café — “quotes” … 你好 мир 🤖👩‍👩‍👧 \u00a0\u200b\x00\x7f",
@@ -49,16 +48,3 @@ def test_endoftext_is_the_last_id(size):
     assert theirs.model_max_length == 64
     text = "one<|endoftext|>two"
     assert theirs(text)["input_ids"] == ours.encode(text, allow_special=True)
-
-
-@pytest.mark.parametrize("size", [300, 50257])
-def test_transformers_gives_the_same_ids_of_a_chat(size, tmp_path):
-    from transformers import AutoTokenizer
-
-    ours = Tokenizer("gpt2", vocab_size=size)
-    write_tokenizer(ours, tmp_path, 1024, DEFAULT_TEMPLATE)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    texts = dict(zip(("system", "assistant", "user"), TEXTS, strict=True))
-    messages = [{"role": role, "content": texts[role]} for role in ("system", "user", "assistant", "user")]
-    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert ids == DEFAULT_TEMPLATE.prompt(ours, messages)

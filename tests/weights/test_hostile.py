@@ -4,17 +4,15 @@ import io
 import json
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from other_programs import book_state, huggingface_model, nanogpt_checkpoint
+from other_programs import huggingface_model, nanogpt_checkpoint
 from rewritten import rewritten
-from safetensors.torch import save_file
 from tiny_runs import fit
 
-from gpt import GPT, GPTConfig
+from gpt import GPT
 from gpt.cli import main
 from gpt.errors import InputError
 from gpt.weights.checkpoint import read
@@ -63,50 +61,27 @@ def safetensors(path: Path, header: dict | bytes, data: bytes = b"", length: int
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
 
 
-def folder(path: Path, config: dict) -> Path:
+def folder(path: Path, config: str) -> Path:
     path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (path / "config.json").write_text(config, encoding="utf-8")
     safetensors(path / "model.safetensors", {})
     return path
 
 
 CONFIGURATIONS = {
-    "many layers": {**GPT2, "n_layer": HUGE},
-    "no heads": {**GPT2, "n_head": 0},
-    "true": {**GPT2, "n_layer": True},
-    "400 digits": {**GPT2, "n_layer": 10**400},
-    "no number": {**GPT2, "n_layer": float("nan")},
-    "a huge model of this program": {**OWN, "context_length": HUGE, "vocab_size": HUGE, "emb_dim": HUGE},
-}
-
-
-@pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_a_configuration_that_claims_a_huge_model_or_wrong_types(config, refused, tmp_path):
-    refused(folder(tmp_path / "weights", config))
-
-
-NO_CONFIGURATIONS = {
+    "many layers": json.dumps({**GPT2, "n_layer": HUGE}),
+    "400 digits": json.dumps({**GPT2, "n_layer": 10**400}),
+    "no number": json.dumps({**GPT2, "n_layer": float("nan")}),
+    "a huge model": json.dumps({**OWN, "context_length": HUGE, "vocab_size": HUGE, "emb_dim": HUGE}),
     "nested lists": "[" * 100_000,
-    "a long number": "1" * 10_000,
     "a list": "[]",
-    "another mapping": '{"n_heads": 1}',
+    "no model": "{}",
 }
 
 
-@pytest.mark.parametrize("text", NO_CONFIGURATIONS.values(), ids=NO_CONFIGURATIONS)
-def test_a_configuration_that_is_no_mapping(text, refused, tmp_path):
-    (tmp_path / "config.json").write_text(text, encoding="utf-8")
-    refused(tmp_path)
-
-
-def test_a_mask_that_is_larger_than_the_weights(refused, tmp_path):
-    """A hundred thousand positions of width one are 400 kB; their mask would be 10 GB."""
-    small = GPTConfig(vocab_size=300, context_length=1, emb_dim=1, num_heads=1, num_layers=1)
-    state = {**GPT(small).state_dict(), "position_embedding.weight": torch.zeros(100_000, 1)}
-    del state["head.weight"]
-    config = {**OWN, **small.to_dict(), "context_length": 100_000}
-    save_file(state, folder(tmp_path, config) / "model.safetensors")
-    refused(tmp_path, "mask")
+@pytest.mark.parametrize("text", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_a_configuration_that_claims_a_huge_model_or_wrong_types(text, refused, tmp_path):
+    refused(folder(tmp_path / "weights", text))
 
 
 def test_a_checkpoint_whose_mask_is_larger_than_its_weights(workplace, capsys):
@@ -132,23 +107,23 @@ LYING_HEADERS = {
 
 @pytest.mark.parametrize(("header", "length"), LYING_HEADERS.values(), ids=LYING_HEADERS)
 def test_a_safetensors_header_that_lies(header, length, refused, tmp_path):
-    safetensors(folder(tmp_path, GPT2) / "model.safetensors", header, b"\0" * 4, length)
+    safetensors(folder(tmp_path, json.dumps(GPT2)) / "model.safetensors", header, b"\0" * 4, length)
     refused(tmp_path)
 
 
-FUNCTIONS = [
-    (bytearray, 5 * 10**8),
-    (torch.FloatTensor, 10**4, 10**4),
-    (torch.storage.UntypedStorage, 5 * 10**8),
-    (torch._utils._rebuild_meta_tensor_no_storage, torch.float32, (HUGE, HUGE), (1, 1), False),
-]
+FUNCTIONS = {
+    "bytes": Call(bytearray, 5 * 10**8),
+    "a tensor": Call(torch.FloatTensor, 10**4, 10**4),
+    "a storage": Call(torch.storage.UntypedStorage, 5 * 10**8),
+    "a tensor without a storage": Call(
+        torch._utils._rebuild_meta_tensor_no_storage, torch.float32, (HUGE, HUGE), (1, 1), False
+    ),
+}
 
 
-@pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("call", FUNCTIONS, ids=lambda call: call[0].__name__)
-def test_a_pickle_that_calls_what_allocates(call, legacy, refused, tmp_path):
-    content = {"tok_emb.weight": Call(*call)}
-    torch.save(content, tmp_path / "model.pth", _use_new_zipfile_serialization=not legacy)
+@pytest.mark.parametrize("call", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_pickle_that_calls_what_allocates(call, refused, tmp_path):
+    torch.save({"tok_emb.weight": call}, tmp_path / "model.pth")
     refused(tmp_path / "model.pth", "not a file of tensors")
 
 
@@ -179,56 +154,10 @@ def test_a_thousand_layers_that_are_one(refused, tmp_path):
     refused(tmp_path, "its tensors are larger than the file")
 
 
-@pytest.fixture
-def archive(tmp_path) -> Callable[..., Path]:
-    """Writes the archive of torch.save again, with other bytes as its pickle; none with None."""
-
-    def rewrite(pickle: Callable[[bytes], bytes | None], method: int = zipfile.ZIP_STORED) -> Path:
-        path = tmp_path / "model.pth"
-        torch.save(book_state(huggingface_model()), path)
-        with zipfile.ZipFile(path) as old:
-            members = {name: old.read(name) for name in old.namelist()}
-        with zipfile.ZipFile(path, "w", method) as new:
-            for name, data in members.items():
-                kept = pickle(data) if name.endswith("data.pkl") else data
-                if kept is not None:
-                    new.writestr(name, kept)
-        return path
-
-    return rewrite
-
-
-def test_an_archive_whose_pickle_is_compressed_to_a_thousandth(archive, refused):
-    refused(archive(lambda data: b"(" * 150_000_000, zipfile.ZIP_DEFLATED), "not a file of tensors")
-
-
-def test_an_archive_without_a_pickle(archive, refused):
-    refused(archive(lambda data: None), "not a file of tensors")
-
-
-def test_an_archive_that_claims_a_size(archive, refused):
-    path = archive(lambda data: data)
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, data.index(b"PK\x01\x02") + 24, 0xFFFFFFF0)  # in the central directory
-    path.write_bytes(data)
-    refused(path, "not a file of tensors")
-
-
-WRONG_CONTENTS = {
-    "many layers": {"model": {}, "model_args": {**GPT2, "block_size": 24, "n_layer": HUGE}},
-    "sparse": {"tok_emb.weight": torch.zeros(3, 4), "pos_emb.weight": torch.zeros(3, 4).to_sparse()},
-    "whole numbers": {
-        "tok_emb.weight": torch.zeros(3, 768, dtype=torch.int64),
-        "pos_emb.weight": torch.zeros(3, 768),
-    },
-    "no names": {1: torch.zeros(3)},
-}
-
-
-@pytest.mark.parametrize("saved", WRONG_CONTENTS.values(), ids=WRONG_CONTENTS)
-def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
-    torch.save(saved, tmp_path / "weights.pt")
-    refused(tmp_path / "weights.pt")
+def test_an_archive_whose_pickle_is_compressed_to_a_thousandth(refused, tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"(" * 150_000_000)
+    refused(tmp_path / "model.pth", "not a file of tensors")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +173,7 @@ def test_a_checkpoint_of_the_wrong_content(saved, refused, tmp_path):
     ids=lambda command: command[0],
 )
 def test_the_commands_print_one_line_and_write_nothing(command, workplace, capsys):
-    folder(workplace / "huge", {**GPT2, "n_layer": HUGE})
+    folder(workplace / "huge", CONFIGURATIONS["many layers"])
     before = sorted(workplace.rglob("*"))
     assert main([*command, "huge"]) == 2
     error = capsys.readouterr().err
@@ -255,11 +184,7 @@ def test_the_commands_print_one_line_and_write_nothing(command, workplace, capsy
 def test_weights_come_without_drawing_random_numbers(model, tmp_path):
     """The model is built without memory, so a large one is not initialised in vain."""
     model.save_pretrained(tmp_path)
-    torch.manual_seed(1)
+    before = torch.get_rng_state()
     loaded = GPT.from_pretrained(tmp_path)
-    drawn = torch.rand(3)
-    torch.manual_seed(1)
-    assert torch.equal(torch.rand(3), drawn)
-    assert loaded.head.weight is loaded.token_embedding.weight
+    assert torch.equal(torch.get_rng_state(), before)
     assert not any(tensor.is_meta for tensor in (*loaded.parameters(), *loaded.buffers()))
-    assert len({block.attention.mask.data_ptr() for block in loaded.blocks}) == 1
