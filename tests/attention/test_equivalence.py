@@ -54,7 +54,7 @@ class Case:
     """x (B, T, D), and perhaps a context (B, S, D)."""
     masks: dict[str, torch.Tensor]
     hidden: np.ndarray
-    """Of all masks together, as in `reference`."""
+    """What all masks together hide, as in `reference`."""
     chunks: list[int]
     """Where to cut T tokens, and T itself."""
 

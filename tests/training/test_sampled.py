@@ -37,7 +37,7 @@ def test_a_sample_has_the_targets_and_others_that_count_for_those_left_out(ignor
 
 
 def test_the_last_fifth_of_the_updates_scores_half_of_the_ids(workplace, monkeypatch):
-    """Of four updates of two batches each."""
+    """There are four updates of two batches each."""
     rates = []
 
     def noted(features, weight, targets, rate, *more):
