@@ -128,6 +128,7 @@ PATTERNS = {
     "**/[D]/?.txt": ["D/a.txt", "x/[D]/a.txt"],
     "?/a.txt": ["A/a.txt", "D/a.txt"],
     "x/**/[D]/**/*.txt": ["x/[D]/a.txt"],
+    "x": ["x/[D]/a.txt"],
 }
 
 
