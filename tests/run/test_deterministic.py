@@ -1,11 +1,11 @@
 """`--trainer.deterministic true`: what it sets; compiled runs resume exactly."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from run_folders import killed
 from tiny_runs import fit, gpt, result
 
 from gpt.training import compilation
@@ -40,29 +40,16 @@ def test_it_is_on_while_a_run_trains_and_changes_nothing_on_a_cpu(workplace, mon
     assert result("strict") == result("plain")
 
 
-def cut(run: str, step: int) -> Path:
-    """A copy of a run as a kill after `step` would have left it."""
-    copy = Path("runs/cut")
-    shutil.copytree(Path("runs") / run, copy, ignore=shutil.ignore_patterns("checkpoints"))
-    (copy / "checkpoints").mkdir()
-    shutil.copy(f"runs/{run}/checkpoints/step-{step}.safetensors", copy / "checkpoints" / "last.safetensors")
-    return copy
-
-
 EVERY_STEP = """--checkpoint_every 1 --keep_checkpoints 9 --model.compile true --trainer.max_steps 4
 --trainer.val_check_interval 2"""
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # torch's own tracing
-def test_a_compiled_run_with_dropout_resumes_exactly(workplace):
+@pytest.mark.parametrize("mode", ["false", "true"])
+def test_a_compiled_run_with_dropout_resumes_exactly(mode, workplace):
     if not compilation.has_compiler():
         pytest.skip("no C++ compiler")
-    for mode in ("false", "true"):
-        shutil.rmtree("runs", ignore_errors=True)
-        assert fit(f"{EVERY_STEP} --run whole --trainer.deterministic {mode}") == 0
-        run = cut("whole", 2)
-        assert gpt(f"fit --resume {run}") == 0
-        assert result(run) == result("whole")
+    assert fit(f"{EVERY_STEP} --run whole --trainer.deterministic {mode}") == 0
+    run = killed(Path("runs/whole"), 2)
+    assert gpt(f"fit --resume {run}") == 0
+    assert result(run) == result("whole")

@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from processes import forked
+from run_folders import contents
 from tiny_runs import COMMAND, checkpoint, gpt, result
-
-POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and flock")
 
 
 def test_a_run_that_is_in_use_is_not_resumed(mine, refusal):
-    before = {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()}
+    before = contents(mine)
     with FileLock("runs/mine/.lock"):
         for how in ("runs/mine", "auto_or_new --run mine"):
             err = refusal(f"fit --resume {how} --trainer.max_steps 3")
             assert "runs/mine is in use by another process" in err
-    assert {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()} == before
+    assert contents(mine) == before
 
 
-@POSIX
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
     """Both wait for a file once they have begun, and then start."""
     wait = (
@@ -44,16 +43,13 @@ def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
 
 
 def test_the_config_of_another_program_is_not_overwritten_nor_its_files_removed(mine):
-    Path("project/checkpoints").mkdir(parents=True)
-    files = {
-        "project/config.yaml": "theirs: 1\n",
-        "project/.x.tmp": "theirs",
-        "project/checkpoints/.y.tmp": "",
-    }
-    for name, text in files.items():
-        Path(name).write_text(text, "utf-8")
+    project = Path("project")
+    (project / "checkpoints").mkdir(parents=True)
+    (project / "config.yaml").write_text("theirs: 1\n", "utf-8")
+    (project / ".x.tmp").write_text("theirs", "utf-8")
+    (project / "checkpoints" / ".y.tmp").touch()
+    before = contents(project)
     moved = (mine / "checkpoints/last.safetensors").rename("project/checkpoints/last.safetensors")
     assert gpt(f"fit --resume {moved} --trainer.max_steps 3 --run new") == 0
-    assert {name: Path(name).read_text("utf-8") for name in files} == files
-    assert sorted(os.listdir("project")) == [".x.tmp", "checkpoints", "config.yaml"]
+    assert contents(project) == {**before, moved: moved.read_bytes()}
     assert checkpoint("new").run.step == 3

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from rewritten import rewritten
+from run_folders import contents
 from tiny_runs import checkpoint, fit, gpt, rows
 
 from gpt.errors import InputError
@@ -22,10 +23,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, signals 
 LAST = Path("runs/mine/checkpoints/last.safetensors")
 RESUME = "fit --resume runs/mine --trainer.accelerator cpu --trainer.max_steps"
 FILES = ["samples.txt", "metrics.csv", "config.yaml", "summary.json", ".lock", "checkpoints/best.safetensors"]
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink], ids=["hard", "symbolic"])

@@ -3,15 +3,12 @@
 import errno
 import os
 import shutil
-from pathlib import Path
 
 import pytest
-from tiny_runs import fit, result
+from tiny_runs import checkpoint, fit, result
 
-from gpt.weights.checkpoint import read
-
-RUN = "--snapshot_megabytes 0 --trainer.val_check_interval 8 --checkpoint_every 6"
-RUN += " --model.optimizer.name adamw --trainer.max_steps 11"
+RUN = """--snapshot_megabytes 0 --trainer.val_check_interval 8 --checkpoint_every 6
+--model.optimizer.name adamw --trainer.max_steps 11"""
 
 
 class Killed(BaseException):
@@ -20,10 +17,9 @@ class Killed(BaseException):
 
 def ended(run: str) -> tuple:
     """All that the run restores, and its best."""
-    folder = Path("runs") / run
-    best = read(folder / "checkpoints" / "best.safetensors")
-    assert best.run.step == best.run.best_step
-    return result(folder), best.run.step, best.run.best_loss
+    best = checkpoint(run, "best").run
+    assert best.step == best.best_step
+    return result(run), best.step, best.best_loss
 
 
 @pytest.mark.parametrize("links", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -32,36 +28,28 @@ def test_a_kill_at_any_write_loses_nothing(links, workplace, monkeypatch):
     assert fit(f"--run whole {RUN}") == 0
     wanted = ended("whole")
     assert wanted[1] == 11
-    replace, link = os.replace, os.link
-    made, number = 0, 0
+    writes = deadly = 0
 
-    def count() -> None:
-        nonlocal made
-        made += 1
-        if made == number:
+    def replace(*names, original=os.replace, **folders):
+        nonlocal writes
+        writes += 1
+        if writes == deadly:
             raise Killed
+        original(*names, **folders)
 
-    def replaced(*names, **folders):
-        count()
-        replace(*names, **folders)
-
-    def linked(*names, **folders):
+    def link(*names, original=os.link, **folders):
         if not links:
             raise OSError(errno.EPERM, "no links")
-        count()
-        link(*names, **folders)
+        replace(*names, original=original, **folders)
 
-    monkeypatch.setattr(os, "replace", replaced)
-    monkeypatch.setattr(os, "link", linked)
-    while made >= number:  # until a run ends before the next kill
-        made, number = 0, number + 1
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "link", link)
+    while writes >= deadly:  # until a run ends before the next kill
+        writes, deadly = 0, deadly + 1
         try:
             assert fit(f"--run cut --resume auto_or_new {RUN}") == 0
         except Killed:
-            survived, number = number, -number
             assert fit(f"--run cut --resume auto_or_new {RUN}") == 0
-            number = survived
-            made = number
-        assert ended("cut") == wanted, number
+        assert ended("cut") == wanted, deadly
         shutil.rmtree("runs/cut")
-    assert number > 9
+    assert deadly > 9

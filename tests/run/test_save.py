@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_folders import contents
 from safetensors import safe_open
 from tiny_runs import checkpoint, fit, result
 
 from gpt import GPT
 from gpt.errors import InputError
 from gpt.run import checkpoint as checkpoints
-from gpt.run.checkpoint import save, set_random_state
+from gpt.run.checkpoint import Checkpoints, save, set_random_state
 from gpt.run.folder import Claim
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import RunPart, read
@@ -33,19 +34,18 @@ def test_the_newest_and_the_best_are_kept(workplace):
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
 @pytest.mark.parametrize("room", [0, 64, 5_000, 100_000])
 def test_a_full_disk_leaves_the_old_checkpoint(room, mine):
+    before = contents(mine)
     path = mine / "checkpoints" / "last.safetensors"
-    before, others = path.read_bytes(), sorted(path.parent.iterdir())
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     saved = read(path)
     tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
             save(path, tensors, saved.model, saved.run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert path.read_bytes() == before
-    assert sorted(path.parent.iterdir()) == others
+    assert contents(mine) == before
 
 
 def test_a_run_says_that_the_disk_is_full(workplace, monkeypatch, capsys):
@@ -66,13 +66,20 @@ def test_a_run_says_that_the_disk_is_full(workplace, monkeypatch, capsys):
     assert result("full") == result("whole")
 
 
-def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
-    """Each update takes twenty seconds: one is saved once sixty are over, and agreed on in the next."""
-    now, made = [0.0], []
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of checkpoints, which a test moves by hand."""
+    now = [0.0]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_run_saves_at_least_once_a_minute(clock, workplace, monkeypatch):
+    """Each update takes twenty seconds: one is saved once sixty are over, and agreed on in the next."""
+    made = []
 
     def step(self, *arguments, original=LanguageModel.configure_gradient_clipping, **options):
-        now[0] += 20.0
+        clock[0] += 20.0
         return original(self, *arguments, **options)
 
     def noted(file, tensors, model, run, original=checkpoints.write):
@@ -86,12 +93,10 @@ def test_a_run_saves_at_least_once_a_minute(workplace, monkeypatch):
     assert made == [4, 8, 10]
 
 
-def test_a_resumed_run_saves_at_most_once_a_hundredth(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+def test_a_resumed_run_saves_at_most_once_a_hundredth(clock, tmp_path):
     with Claim() as claim:
-        files = checkpoints.Checkpoints(claim.take(tmp_path), 1, None, RunPart(step=500))
-        now[0] = 60.0
+        files = Checkpoints(claim.take(tmp_path), 1, None, RunPart(step=500))
+        clock[0] = 60.0
         assert not files.is_late(RunPart(step=509, total=1000))
         assert files.is_late(RunPart(step=510, total=1000))
 
