@@ -26,7 +26,7 @@ ROOMS = {
     "generation/test_engine.py",
     "training/loss.py": "training/test_loss.py training/test_precision.py",
     "training/module.py": "training run/test_python_docs.py run/test_golden.py run/test_ends.py "
-    "run/test_update_size.py run/test_distributed.py",
+    "run/test_distributed.py",
     "training/optimizers/*.py": "training run/test_golden.py run/test_resume.py run/test_distributed.py",
     "data/windows.py": "data/test_windows.py data/test_module.py data/test_examples.py run/test_golden.py",
     "generation/sampling.py": "generation/test_sampling.py generation/test_engine.py serve",

@@ -25,65 +25,48 @@ def validated_steps(run: str) -> list[int]:
 
 
 LENGTHS = {
-    "a batch is an update": ("--trainer.max_steps 4 --data.batch_size 10", 4, 160, [2, 4], "max_steps 4"),
-    "4 batches of 5 windows": (
-        "--trainer.max_steps 4 --data.batch_size 5 --data.tokens_per_update 320",
-        4,
-        320,
-        [2, 4],
-        "max_steps 4",
-    ),
     "10 batches of 2, the largest that divides 20 windows; the last step is validated": (
         "--trainer.max_steps 5 --data.batch_size 3 --data.tokens_per_update 320",
-        5,
-        320,
-        [2, 4, 5],
+        (5, 320, [2, 4, 5]),
+        "5 steps (max_steps 5)",
         "max_steps 5",
     ),
     "the text has 652 windows, an update 100": (
         f"{NO_STEPS} --trainer.max_epochs 1 --data.batch_size 5 --data.tokens_per_update 1600",
-        7,
-        1600,
-        [2, 4, 6, 7],
+        (7, 1600, [2, 4, 6, 7]),
+        "7 steps (max_epochs 1 of 7 steps)",
         "max_epochs 1 of 7 steps",
     ),
     "the first of two limits": (
         "--trainer.max_steps 5 --trainer.max_epochs 2 --data.batch_size 5 --data.tokens_per_update 1600",
-        5,
-        1600,
-        [2, 4, 5],
+        (5, 1600, [2, 4, 5]),
+        "5 steps (max_steps 5)",
         "max_steps 5",
     ),
     "an update takes an eighth of a second": (
-        f"{NO_STEPS} --trainer.max_time 1s --data.batch_size 20",
-        8,
-        320,
-        [2, 4, 6, 8],
+        "--trainer.max_steps 1000 --trainer.max_time 1s --data.batch_size 20",
+        (8, 320, [2, 4, 6, 8]),
+        "1000 steps (max_steps 1000), 0:00:01 of training (max_time), whichever comes first",
         "max_time 0:00:01",
     ),
     "steps before time": (
         "--trainer.max_steps 6 --trainer.max_time 1s --data.batch_size 20",
-        6,
-        320,
-        [2, 4, 6],
+        (6, 320, [2, 4, 6]),
+        "6 steps (max_steps 6), 0:00:01 of training (max_time), whichever comes first",
         "max_steps 6",
     ),
 }
 
 
-@pytest.mark.parametrize(
-    ("options", "updates", "tokens", "validated", "reason"), LENGTHS.values(), ids=LENGTHS
-)
-def test_a_run_is_as_long_as_its_options_say(
-    options, updates, tokens, validated, reason, workplace, clock, capsys
-):
+@pytest.mark.parametrize(("options", "run", "plan", "reason"), LENGTHS.values(), ids=LENGTHS)
+def test_a_run_is_as_long_as_its_options_say(options, run, plan, reason, workplace, clock, capsys):
     """With so many tokens an update. Two processes: test_distributed.py."""
+    updates, tokens, validated = run
     used = clock()
     intervals = "--trainer.accumulate_grad_batches 1 --trainer.val_check_interval 2"
     assert fit(LINEAR, "--model.optimizer.warmup_steps 2", intervals, options) == 0
     err = capsys.readouterr().err
-    assert NO_STEPS in options or f"planned: {updates} steps ({reason}" in err
-    assert ("whichever comes first" in err) == ("max_steps 6" in options)
+    assert f"planned: {plan}\n" in err
     assert f"ended after step {updates}: {reason}" in err
     trained = [row for row in rows("r") if row["train_loss"]]
     assert [int(row["step"]) for row in trained] == list(range(1, updates + 1))
@@ -94,17 +77,6 @@ def test_a_run_is_as_long_as_its_options_say(
     assert rates[2:] == line(0, updates - 2)
     assert summary("r")["steps"] == updates
     assert Path("runs/r/checkpoints/best.safetensors").is_file()
-
-
-@pytest.mark.parametrize("more", ["--trainer.max_steps 1000", f"{NO_STEPS} --trainer.max_epochs 100"])
-def test_a_time_limit_decays_the_learning_rate_over_the_time(more, workplace, clock, capsys):
-    used = clock()
-    assert fit(FROM_THE_PEAK, "--trainer.max_time 00:00:00:02", more) == 0
-    err = capsys.readouterr().err
-    assert "0:00:02 of training (max_time)" in err
-    assert "ended after step 16: max_time 0:00:02" in err
-    # Before the first update nothing is known of the speed.
-    assert used[2:] == line(2, 16)
 
 
 def test_a_run_without_a_limit_is_refused(workplace, refusal):
@@ -132,6 +104,18 @@ def test_a_resumed_run_goes_on_with_the_learning_rate_of_its_time_limit(workplac
     assert used == line(8, 16)
 
 
+def test_a_run_whose_time_is_over_makes_no_step_when_it_is_resumed(workplace, clock, capsys):
+    clock()
+    assert fit(ADAMW, NO_STEPS, "--trainer.max_time 2s") == 0
+    before = result("r")
+    capsys.readouterr()
+    assert gpt("fit --resume runs/r") == 0
+    assert "ended after step 16: max_time 0:00:02" in capsys.readouterr().err
+    assert result("r") == before
+    assert gpt("fit --resume runs/r --trainer.max_time 3s") == 0
+    assert "ended after step 24: max_time 0:00:03" in capsys.readouterr().err
+
+
 def test_a_run_that_ended_by_its_epochs_resumes_exactly_for_more(workplace):
     epochs = f"{ADAMW} {NO_STEPS} --model.optimizer.schedule constant"
     assert fit(epochs, "--trainer.max_epochs 1 --run more") == 0
@@ -148,47 +132,26 @@ def test_no_validation_comes_just_before_the_last(workplace, steps, validated):
     assert validated_steps("r") == validated
 
 
-def validate_as(monkeypatch, *losses: float) -> None:
-    """Let the validations give these losses, the last one again and again."""
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [((5.0, 6.0, 3.0, 3.5), 6), ((5.0, float("inf"), float("nan")), 2)],
+    ids=["rises, falls and rises", "is not finite"],
+)
+def test_early_stopping_ends_a_run_once_and_for_all(losses, best, workplace, monkeypatch, capsys):
+    """After two validations that were no better; the last loss is that of all further ones."""
     left = list(losses)
 
     def log(self, metrics, original=LanguageModel.log_dict, **options):
         original(self, {**metrics, "val_loss": left.pop(0) if left[1:] else left[0]}, **options)
 
     monkeypatch.setattr(LanguageModel, "log_dict", log)
-
-
-@pytest.mark.parametrize(
-    ("losses", "patience", "best"),
-    [
-        ((5.0, 4.0, 3.0, 2.0, 9.0), 1, 8),
-        ((5.0, 6.0, 3.0, 3.5), 2, 6),
-        ((5.0, float("inf"), float("nan")), 2, 2),
-    ],
-    ids=["rises", "rises, falls and rises", "is not finite"],
-)
-def test_early_stopping_ends_a_run_once_and_for_all(losses, patience, best, workplace, monkeypatch, capsys):
-    validate_as(monkeypatch, *losses)
-    assert fit(ADAMW, f"--trainer.val_check_interval 2 --early_stopping {patience}") == 0
-    steps = best + 2 * patience
-    told = f"ended after step {steps}: early stopping: val_loss was lowest after step {best}"
+    assert fit(ADAMW, "--trainer.val_check_interval 2 --early_stopping 2") == 0
+    told = f"ended after step {best + 4}: early stopping: val_loss was lowest after step {best}"
     assert told in capsys.readouterr().err
     assert checkpoint("r", "best").run.step == best
     before = result("r")
     assert gpt("fit --resume runs/r") == 0
     assert "ended after step" in capsys.readouterr().err
     assert result("r") == before
-    assert gpt(f"fit --resume runs/r --early_stopping {patience + 2}") == 0
-    assert validated_steps("r")[-1] == steps + 4
-
-
-def test_a_run_whose_time_is_over_makes_no_step_when_it_is_resumed(workplace, clock, capsys):
-    clock()
-    assert fit(ADAMW, NO_STEPS, "--trainer.max_time 2s") == 0
-    before = result("r")
-    capsys.readouterr()
-    assert gpt("fit --resume runs/r") == 0
-    assert "ended after step 16: max_time 0:00:02" in capsys.readouterr().err
-    assert result("r") == before
-    assert gpt("fit --resume runs/r --trainer.max_time 3s") == 0
-    assert "ended after step 24: max_time 0:00:03" in capsys.readouterr().err
+    assert gpt("fit --resume runs/r --early_stopping 4") == 0
+    assert validated_steps("r")[-1] == best + 8

@@ -13,8 +13,8 @@ from tiny_runs import COMMAND, checkpoint, fit, gpt
 
 from gpt.cli import main
 from gpt.errors import InputError
-from gpt.run.options import OPTIONS, TrainerOptions
-from gpt.run.start import is_local, start
+from gpt.run.options import OPTIONS, Options, TrainerOptions
+from gpt.run.start import is_local
 from gpt.training.module import LanguageModel
 
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}
@@ -23,57 +23,35 @@ HOSTILE = {
     "a name to import": {"trainer": {"accelerator": "evil_module.Strategy"}},
     "a file as a group": {"trainer": "evil.yaml"},
     "a URL as the corpus": {"data": {"corpus": "https://example.org/text.txt"}},
-    "a chain of fsspec": {"data": {"corpus": "filecache::memory"}},
-    "a data set of the hub": {"data": {"corpus": "hub:owner/name"}},
     "a recipe with a URL": {"data": {"corpus": "evil-recipe.yaml"}},
 }
 UNKNOWN = {
-    "trainer.plugins": {"trainer": {"plugins": "evil_module.Plugin"}},
-    "model.class_path, model.init_args": {"model": POPEN},
-    "weights_only": {"weights_only": False},
+    "model": POPEN,
+    "trainer": {"plugins": "evil_module.Plugin"},
+    "weights_only": False,
 }
 
 
 @pytest.fixture
-def hostile_folder(workplace, monkeypatch) -> Path:
-    (workplace / "evil_module.py").write_text("open('pwned', 'w').close()\n", encoding="utf-8")
-    (workplace / "evil.yaml").write_text(yaml.safe_dump({"accelerator": POPEN}), encoding="utf-8")
+def hostile_folder(workplace, monkeypatch):
+    """Files that would leave a file `pwned`, if something ran them."""
+    Path("evil_module.py").write_text("open('pwned', 'w').close()\n", encoding="utf-8")
+    Path("evil.yaml").write_text(yaml.safe_dump({"accelerator": POPEN}), encoding="utf-8")
     recipe = "corpus: {files: ['https://example.org/text.txt']}\n"
-    (workplace / "evil-recipe.yaml").write_text(recipe, encoding="utf-8")
+    Path("evil-recipe.yaml").write_text(recipe, encoding="utf-8")
     monkeypatch.syspath_prepend(str(workplace))
-    yield workplace
+    yield
     assert not Path("pwned").exists()
 
 
-def changed(options: dict, by: dict) -> dict:
-    """Nested options with some in the place of others."""
-    result = dict(options)
+def with_options(run: Path, by: dict) -> Path:
+    """A checkpoint in runs/evil that says that its run was made with some other options."""
+    options = checkpoint(run).run.options
     for name, value in by.items():
-        has_both = isinstance(value, dict) and isinstance(result.get(name), dict)
-        result[name] = changed(result[name], value) if has_both else value
-    return result
-
-
-def with_options(run: Path, by: dict, to: Path = Path("runs/evil")) -> Path:
-    """The checkpoint of a run as one in `to` that says that it was made with other options."""
-    options = changed(checkpoint(run).run.options, by)
+        is_group = isinstance(value, dict)
+        options[name] = {**options[name], **value} if is_group else value
     last = "checkpoints/last.safetensors"
-    return rewritten(run / last, to / last, run={"options": options})
-
-
-@pytest.mark.parametrize(
-    ("options", "updates"),
-    [
-        ("--config quick", 400),
-        ("--trainer.max_steps 100000", 400),
-        ("--trainer.max_steps 50", 10),
-        ("--trainer.max_steps 50 --trainer.accumulate_grad_batches 4", 10),
-        ("--trainer.max_steps 2", 1),
-        ("--trainer.max_steps 50 --trainer.val_check_interval 50", 50),
-    ],
-)
-def test_a_short_run_is_validated_five_times(options, updates):
-    assert start("fit", options.split()).options.trainer.interval == updates
+    return rewritten(run / last, Path("runs/evil") / last, run={"options": options})
 
 
 @pytest.mark.parametrize("way", ["fit --resume", "validate --ckpt_path"])
@@ -88,14 +66,12 @@ def test_a_hostile_option_of_a_checkpoint_is_refused_and_nothing_happens(
     assert str(path) in err
 
 
-@pytest.mark.parametrize("names", UNKNOWN)
-def test_an_option_of_a_checkpoint_that_is_unknown_is_named_and_does_nothing(
-    names, two_steps, hostile_folder, capsys
-):
-    path = with_options(two_steps, UNKNOWN[names])
+def test_options_of_a_checkpoint_that_are_unknown_are_named_and_do_nothing(two_steps, hostile_folder, capsys):
+    path = with_options(two_steps, UNKNOWN)
     with watched(Path("runs"), Path(os.environ["GPT_CACHE"])) as seen:
         assert gpt(f"fit --resume {path} --trainer.max_steps 3") == 0
     assert seen == []
+    names = "model.class_path, model.init_args, trainer.plugins, weights_only"
     assert f"this one does not know: {names}\n" in capsys.readouterr().err
 
 
@@ -118,12 +94,12 @@ def test_a_file_that_is_no_plain_options_is_one_line_at_once(text, hostile_folde
     assert len(refusal(f"{COMMAND} --config mine.yaml")) < 1000
 
 
-def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(mine, refusal):
-    path = with_options(mine, {"data": {"corpus": "hub:owner/name"}}, to=mine)
-    resume = f"fit --resume {path} --trainer.max_steps 3"
+def test_a_corpus_that_is_given_again_takes_the_place_of_a_refused_one(two_steps, workplace, refusal):
+    path = with_options(two_steps, {"data": {"corpus": "hub:owner/name"}})
+    resume = f"fit --resume {path} --run again --trainer.max_steps 3"
     assert "nothing that a file names is fetched: give it yourself, --data.corpus" in refusal(resume)
     assert gpt(f"{resume} --data.corpus text.txt") == 0
-    assert checkpoint("mine").run.step == 3
+    assert checkpoint("again").run.step == 3
 
 
 @pytest.mark.parametrize(
@@ -165,7 +141,40 @@ def test_values_that_no_run_could_follow_are_refused(values, message):
         TrainerOptions(**values)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda", "mps"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--data.tokens_per_update 0", "tokens_per_update must be at least 1, got 0"),
+        ("--data.batch_size 0", "batch_size must be at least 1, got 0"),
+        ("--data.tokens_per_update 384", "decides accumulate_grad_batches: give only one"),
+    ],
+)
+def test_updates_of_no_size_or_of_two_are_refused(options, message, workplace, refusal):
+    assert message in refusal(f"{COMMAND} {options}")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 32])
+def test_a_seed_that_numpy_could_not_take_is_refused(seed):
+    with pytest.raises(InputError, match="seed_everything must be"):
+        Options(seed_everything=seed)
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ({"max_steps": 100_000}, 400),
+        ({"max_steps": 50}, 10),
+        ({"max_steps": 2}, 1),
+        ({"max_steps": 50, "val_check_interval": 50}, 50),
+    ],
+    ids=str,
+)
+def test_a_short_run_is_validated_five_times(values, steps):
+    assert TrainerOptions(**values).interval == steps
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_a_device_that_is_not_there_is_refused_in_one_line(device, workplace, refusal):
     if torch.accelerator.is_available():
         pytest.skip("there is a GPU")
@@ -176,13 +185,10 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(device, workplace, re
 @pytest.mark.parametrize(
     "error",
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
-        MemoryError("Unable to allocate 7.28 TiB"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        pytest.param(MemoryError("Unable to allocate 7.28 TiB"), id="Python"),
+        pytest.param(RuntimeError("DefaultCPUAllocator: can't allocate memory"), id="CPU"),
+        pytest.param(RuntimeError("CUDA error: out of memory"), id="driver"),
     ],
-    ids=["CUDA", "Python", "CPU", "driver", "cuBLAS"],
 )
 def test_a_batch_that_does_not_fit_is_one_line(error, workplace, monkeypatch, capsys):
     def step(self, *_):
