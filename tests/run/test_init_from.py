@@ -1,3 +1,5 @@
+"""Runs that start from weights: which options the weights decide, and what becomes of their positions."""
+
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,11 @@ def weights(workplace):
     return model
 
 
-def test_a_run_starts_from_the_weights(weights):
+def test_a_run_starts_from_the_weights(weights, capsys):
     still = "--model.optimizer.lr 0 --model.optimizer.weight_decay 0 --trainer.max_steps 2"
     assert gpt(f"{TUNE} {still} --model.config.dropout 0.1 --model.config.window_dropout true") == 0
+    kept = "of the weights' 24 positions the first 16 are kept: --model.config.context_length 24 keeps all"
+    assert f"gpt fit: {kept}\n" in capsys.readouterr().err
     model, tokenizer = load("runs/tuned/checkpoints/last.safetensors")
     assert tokenizer.n_vocab == 300
     chosen = {"context_length": 16, "dropout": 0.1, "window_dropout": True}
@@ -34,29 +38,15 @@ def test_a_run_starts_from_the_weights(weights):
     cropped["position_embedding.weight"] = cropped["position_embedding.weight"][:16]
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, cropped[name]), name
-    with open("runs/tuned/config.yaml", encoding="utf-8") as file:
-        assert yaml.safe_load(file)["model"]["config"] == model.config.to_dict()
+    options = yaml.safe_load(Path("runs/tuned/config.yaml").read_text("utf-8"))
+    assert options["model"]["config"] == model.config.to_dict()
 
 
-@pytest.mark.parametrize(
-    ("length", "lines"),
-    [
-        (16, ["of the weights' 24 positions the first 16 are kept: --model.config.context_length 24"]),
-        (24, []),
-        (64, ["the weights' table of 24 positions is interpolated to 64"]),
-    ],
-)
-def test_a_line_says_what_becomes_of_the_positions(length, lines, weights, capsys):
-    assert gpt(f"{TUNE} --model.config.context_length {length} --trainer.max_steps 1") == 0
-    told = [told for told in capsys.readouterr().err.splitlines() if " positions " in told]
-    assert len(told) == len(lines)
-    assert all(told[0].startswith(f"gpt fit: {line}") for line in lines)
-    assert load("runs/tuned")[0].config.context_length == length
-
-
-def test_weights_with_more_positions_are_resumed_and_exported(weights):
+def test_weights_with_more_positions_are_resumed_and_exported(weights, capsys):
     """The new positions are read, trained, and stand in other programs' files."""
     assert gpt(f"{TUNE} --model.config.context_length 64 --trainer.max_steps 2") == 0
+    told = "gpt fit: the weights' table of 24 positions is interpolated to 64"
+    assert told in capsys.readouterr().err
     Path("weights").rename("moved")
     assert gpt("fit --resume runs/tuned --trainer.max_steps 4") == 0
     assert gpt("validate runs/tuned") == 0

@@ -129,16 +129,6 @@ def test_what_a_plan_supposes_counts_until_it_is_measured():
         assert run.part.total == pytest.approx(total, abs=1)
 
 
-def test_a_run_without_a_plan_supposes_equal_updates_and_no_validations():
-    part = RunPart()
-    limits = Limits(Options(trainer=TrainerOptions(max_time="60s", val_check_interval=100)), part)
-    limits.count(1)
-    limits.begin()
-    part.step = 1
-    limits.update(0.1)
-    assert part.total == pytest.approx(600, abs=1)
-
-
 EARLY = "before its time, as held-out text was best after step {} and more steps gained nothing"
 
 
@@ -183,13 +173,6 @@ def test_a_further_part_is_as_long_as_all_before_where_there_is_time_for_it_and_
     assert (end or parts.end).why == then
     if end is None:
         assert parts.end == (End(200, then) if then else Parts(None).end)
-
-
-def test_a_part_that_leaves_no_time_for_another_ends_the_run():
-    run = Run(planned(steps=200, is_whole=False), interval=100, minute=23.0)
-    run.train(lambda _: 0.1)
-    assert run.part.step == 200
-    assert run.limits.why() == "the rest of the time is too short for a further part"
 
 
 STALLED = "before its time, as the held-out loss has not fallen since step {}"

@@ -4,10 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -24,9 +21,9 @@ def test_tensorboard_has_the_figures_of_the_csv(workplace):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert fit(f"{SHORT} --trainer.logger tensorboard") == 0
+    options = yaml.safe_load((workplace / "runs/r/tensorboard/hparams.yaml").read_text("utf-8"))
+    assert options["trainer"]["max_steps"] == 4
     events = EventAccumulator("runs/r/tensorboard").Reload()
-    written = yaml.safe_load(Path("runs/r/tensorboard/hparams.yaml").read_text("utf-8"))
-    assert written["trainer"]["max_steps"] == 4
     assert "hp_metric" not in events.Tags()["scalars"]
     for name in ("train_loss", "val_bits_per_byte"):
         drawn = {event.step: event.value for event in events.Scalars(name)}
@@ -34,44 +31,32 @@ def test_tensorboard_has_the_figures_of_the_csv(workplace):
         assert drawn == pytest.approx(written, rel=1e-5) and len(drawn) >= 2
 
 
-class FakeWandb:
-    """Notes what `WandbLogger` would be told. Each object is a start or a resume of a run."""
-
-    made: list["FakeWandb"]
-
-    def __init__(self, name: str, save_dir: Path, id: str) -> None:
-        self.id = id
-        self.told: list[object] = []
-        self.options: dict = {}
-        self.experiment = SimpleNamespace(finish=self.end)
-        self.made.append(self)
-
-    def end(self, exit_code: int) -> None:
-        self.told.append(exit_code)
-
-    def log_hyperparams(self, options: dict) -> None:
-        self.options = options
-
-    def log_metrics(self, figures: dict, step: int) -> None: ...
-
-    def finalize(self, status: str) -> None:
-        self.told.append(status)
-
-
 @pytest.fixture
-def wandb(workplace, monkeypatch) -> list[FakeWandb]:
-    FakeWandb.made = []
+def wandb(workplace, monkeypatch) -> list:
+    """Takes the place of `WandbLogger`, and notes each one that is made and what it is told."""
+    made = []
+
+    class FakeWandb:
+        def __init__(self, name, save_dir, id) -> None:
+            self.id = id
+            self.told = []
+            self.options = {}
+            self.experiment = self
+            made.append(self)
+
+        def log_hyperparams(self, options) -> None:
+            self.options = options
+
+        def log_metrics(self, figures, step) -> None: ...
+
+        def finish(self, exit_code) -> None:
+            self.told.append(exit_code)
+
+        def finalize(self, status) -> None:
+            self.told.append(status)
+
     monkeypatch.setattr(record, "WandbLogger", FakeWandb)
-    return FakeWandb.made
-
-
-def act_after_step_2(monkeypatch, act: Callable[[], object]) -> None:
-    def loss(self, batch, original=LanguageModel.loss):
-        if self.training and self.step == 2:
-            act()
-        return original(self, batch)
-
-    monkeypatch.setattr(LanguageModel, "loss", loss)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -83,7 +68,12 @@ def act_after_step_2(monkeypatch, act: Callable[[], object]) -> None:
     ],
 )
 def test_a_logger_is_told_the_options_and_how_the_run_ends(act, told, wandb, monkeypatch):
-    act_after_step_2(monkeypatch, act)
+    def loss(self, batch, original=LanguageModel.loss):
+        if self.training and self.step == 2:
+            act()
+        return original(self, batch)
+
+    monkeypatch.setattr(LanguageModel, "loss", loss)
     with suppress(KeyError, SystemExit):
         fit(SHORT, WANDB)
     assert wandb[0].options["trainer"]["max_steps"] == 4

@@ -46,20 +46,23 @@ def test_a_checkpoint_alone_is_enough(run, tmp_path, monkeypatch, capsys):
     assert scores["bytes"] == len(PROSE[:3000].encode())
 
 
-def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_their_own(run):
+def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_their_own(run, refusal):
     options = f"{COMMAND} --data.vocabulary learn --model.config.vocab_size 9999"
     assert gpt(f"{options} --run small --trainer.max_steps 2") == 0
     model, tokenizer = load("runs/small")
     assert 300 < model.config.vocab_size == tokenizer.n_vocab < 9999
-    tuned = f"{options} --model.init_from runs/own --run tuned --trainer.max_steps 2"
-    assert gpt(tuned) == 0
+    tune = "--model.init_from runs/own --trainer.max_steps 1"
+    assert gpt(f"{options} {tune} --run tuned") == 0
+    assert gpt("fit --resume runs/tuned --trainer.max_steps 2") == 0
     assert load("runs/tuned")[1] == load("runs/own")[1]
+    told = "--data.vocabulary: weights to start from keep their own"
+    assert told in refusal(f"{COMMAND} {tune} {LEARN} --run wrong")
 
 
-def test_exports_have_the_same_ids(run, capsys):
+def test_exports_have_the_same_ids(run):
     from transformers import AutoTokenizer
 
-    _, tokenizer = load("runs/own")
+    model, tokenizer = load("runs/own")
     assert gpt("export --checkpoint runs/own --output hf") == 0
     theirs = AutoTokenizer.from_pretrained("hf")
     assert theirs.is_fast
@@ -68,24 +71,9 @@ def test_exports_have_the_same_ids(run, capsys):
     assert theirs.decode(theirs.encode(text)) == text
     assert theirs.eos_token_id == tokenizer.eot
     assert gpt("import hf --output back") == 0
-    for path in ("hf", "back"):
-        model, same = load(path)
-        assert same == tokenizer
-        assert torch.equal(model.token_embedding.weight, load("runs/own")[0].token_embedding.weight)
     for format in ("nanogpt", "book"):
         assert gpt(f"export --checkpoint runs/own --format {format} --output {format}") == 0
-    assert load("nanogpt")[1] == load("book/model.pth")[1] == tokenizer
-
-
-def test_fine_tuning_keeps_it(run, capsys):
-    _, tokenizer = load("runs/own")
-    with open("chinese.txt", "w", encoding="utf-8") as file:
-        file.write("道可道非常道名可名非常名" * 300)
-    start = f"{COMMAND} --data.corpus chinese.txt --model.init_from runs/own --trainer.max_steps 1"
-    assert gpt(f"{start} --run tuned") == 0
-    assert load("runs/tuned")[1] == tokenizer
-    assert gpt("fit --resume runs/tuned --trainer.max_steps 2") == 0
-    assert load("runs/tuned")[1] == tokenizer
-    capsys.readouterr()
-    assert gpt(f"{start} {LEARN} --run wrong") == 2
-    assert "--data.vocabulary: weights to start from keep their own" in capsys.readouterr().err
+    for path in ("hf", "back", "nanogpt", "book/model.pth"):
+        exported, same = load(path)
+        assert same == tokenizer
+        assert torch.equal(exported.token_embedding.weight, model.token_embedding.weight)

@@ -22,42 +22,41 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def run(clock, tmp_path):
-    """A run of 100 updates."""
+def record(clock, tmp_path):
+    """The record of a run of 100 updates."""
     with Claim() as claim:
         record = Record(claim.take(tmp_path), RunPart(total=100), Options(log_every=10), window=16)
         yield record
         record.close("success")
 
 
-def advance(run, clock, to):
+def advance(record, clock, to):
     """Updates of half a second, of 64 tokens each."""
-    while run.run.step < to:
+    while record.run.step < to:
         clock[0] += 0.5
-        run.run.step += 1
-        run.run.place += 4
-        run.batch(torch.tensor(3.25))
-        if run.is_due():
-            run.update(3.25, 0.1, 1.0)
+        record.run.step += 1
+        record.run.place += 4
+        record.batch(torch.tensor(3.25))
+        if record.is_due():
+            record.update(3.25, 0.1, 1.0)
 
 
-def test_the_speed_is_that_of_training(run, clock, tmp_path, capsys):
+def test_the_speed_is_that_of_training(record, clock, tmp_path, capsys):
     """A validation of five seconds, within an interval, does not count."""
-    advance(run, clock, 14)
-    run.pause()
+    advance(record, clock, 14)
+    record.pause()
     clock[0] += 5
-    assert run.go_on() == 5
+    assert record.go_on() == 5
     assert capsys.readouterr().err == ""  # the last line is not ten seconds old
-    advance(run, clock, 20)
+    advance(record, clock, 20)
     assert capsys.readouterr().err == "training: 20 of 100 steps, loss 3.250, 128 tokens/s, 60 s left\n"
     head, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
     assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]
 
 
-def test_validation_prints_its_figures_and_a_sample_as_it_is(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "gpt.generation.stream_samples", lambda *_, **__: [(0, "Once [bold]"), (0, " upon\n")]
-    )
-    run.validated({"val_loss": 2.5}, None, SimpleNamespace(tokenizer=None))
+def test_validation_prints_its_figures_and_a_sample_as_it_is(record, monkeypatch, capsys):
+    pieces = [(0, "Once [bold]"), (0, " upon\n")]
+    monkeypatch.setattr("gpt.generation.stream_samples", lambda *_, **__: pieces)
+    record.validated({"val_loss": 2.5}, None, SimpleNamespace(tokenizer=None))
     expected = "step 0: held-out loss 2.5; a sample:\n  Once [bold] upon\n"
     assert capsys.readouterr().err == expected

@@ -3,7 +3,7 @@
 import io
 
 from gpt.progress import emphasised, labelled
-from gpt.run.summary import best_bits_per_byte, for_people
+from gpt.run.summary import for_people
 
 SUMMARY = {
     "text": "novel.txt",
@@ -29,15 +29,13 @@ def test_four_lines_tell_the_result_the_run_its_folder_and_the_next_command():
     assert list(lines) == ["result", "trained", "saved", "next"]
     expected = "1.400 ± 0.041 bits per byte of held-out text (lower is better), best after step 400"
     assert lines["result"] == expected
-    assert (
-        lines["trained"] == "500 steps in 10.2 minutes: 1,650,000 parameters, 1,536,000 tokens of novel.txt"
-    )
+    expected = "500 steps in 10.2 minutes: 1,650,000 parameters, 1,536,000 tokens of novel.txt"
+    assert lines["trained"] == expected
     assert lines["next"] == "gpt generate --checkpoint runs/mine --prompt 'The'"
 
 
 def test_a_run_that_was_not_validated_says_so():
     summary = {**SUMMARY, "val_bits_per_byte": None, "best_loss": None}
-    assert best_bits_per_byte(summary) is None
     assert dict(for_people(summary, "runs/mine", is_chat=True))["result"].startswith("not validated")
 
 

@@ -1,6 +1,7 @@
 """Temperature scaling: the best checkpoint of a run is less sure of what it has memorised."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 from rewritten import retold
-from tiny_runs import checkpoint, fit, gpt, summary
+from tiny_runs import TEXT, checkpoint, fit, gpt, summary
 from torch.nn import functional as F
 
 from gpt import GPT, Tokenizer
@@ -21,6 +22,7 @@ from gpt.weights.load import load, read_weights, start_from
 
 SURE = "--model.optimizer.lr 0.05 --model.optimizer.rest_lr 0.05"
 SCALED = f"{SURE} --temperature_scaling true"
+BEST = Path("runs/scaled/checkpoints/best.safetensors")
 
 
 @pytest.mark.parametrize("surer", [1.0, 20.0])
@@ -51,20 +53,29 @@ def test_the_temperature_is_the_one_at_which_held_out_text_is_likeliest(surer, c
     torch.testing.assert_close(model(inputs).flatten(0, 1), logits / temperature)
 
 
-@pytest.fixture
-def noise(workplace) -> None:
-    """At the end of the text, of which a run is too sure."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with a text that ends in noise, of which a run is too sure, and two runs on it."""
+    folder = tmp_path_factory.mktemp("trained")
     letters = map(chr, np.random.default_rng(0).integers(97, 123, 3000))
-    with open("text.txt", "a", encoding="utf-8") as file:
-        file.write("".join(letters))
+    (folder / "text.txt").write_text(TEXT + "".join(letters), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert fit(SURE, "--run plain") == 0
+        assert fit(SCALED, "--run scaled") == 0
+    return folder
 
 
 @pytest.fixture
-def scaled(noise, capsys) -> Checkpoint:
+def runs(trained, workplace) -> None:
+    """Copies of the runs `plain` and `scaled`, and of their text."""
+    shutil.copytree(trained, workplace, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def scaled(runs) -> Checkpoint:
     """The best checkpoint of the run `scaled`, which has a temperature."""
-    assert fit(SCALED, "--run scaled") == 0
-    assert "the best checkpoint's logits are divided by " in capsys.readouterr().err
-    best = checkpoint("scaled", "best")
+    best = read(BEST)
     assert best.model.temperature > 1
     return best
 
@@ -81,9 +92,8 @@ def assert_same_weights(one: Checkpoint, other: Checkpoint) -> None:
 
 
 def test_a_run_notes_the_temperature_and_leaves_the_weights(scaled, capsys):
-    assert fit(SURE, "--run plain") == 0
     plain_loss = validation_loss("runs/plain/checkpoints/best.safetensors", capsys)
-    scaled_loss = validation_loss(scaled.path, capsys)
+    scaled_loss = validation_loss(BEST, capsys)
     assert scaled_loss < plain_loss
     assert summary("scaled")["best_loss"] == pytest.approx(scaled_loss, rel=1e-3)
     for name in ("best", "last"):
@@ -110,7 +120,7 @@ def test_the_logits_are_divided_wherever_the_weights_are_used(scaled, tokens):
     np.testing.assert_array_equal(norm.data, stored.weights["final_norm.weight"].numpy())
 
 
-def test_samples_and_snapshots_have_the_temperature_of_their_validation(scaled):
+def test_samples_and_snapshots_have_the_temperature_of_their_validation(runs):
     last = checkpoint("scaled")
     assert last.model.temperature > 1
     how = {"sampling": Sampling(temperature=0.8, top_k=50), "max_new_tokens": 64, "seed": 0}
@@ -121,16 +131,12 @@ def test_samples_and_snapshots_have_the_temperature_of_their_validation(scaled):
     assert temperatures[20] == last.model.temperature
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_a_finished_run_goes_on_from_the_weights_of_training(backwards, scaled, monkeypatch):
-    """In whichever order the system lists its checkpoints."""
+def test_a_finished_run_goes_on_from_the_weights_of_training(runs, monkeypatch):
+    """Also where the system lists its checkpoints in another order than in the other tests."""
     glob = Path.glob
-    assert fit(SURE, "--run plain") == 0
-    with monkeypatch.context() as patch:
-        if backwards:
-            patch.setattr(Path, "glob", lambda self, pattern: reversed([*glob(self, pattern)]))
-        for run in ("plain", "scaled"):
-            assert gpt(f"fit --resume runs/{run} --trainer.max_steps 24") == 0
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: reversed([*glob(self, pattern)]))
+    for run in ("plain", "scaled"):
+        assert gpt(f"fit --resume runs/{run} --trainer.max_steps 24") == 0
     assert checkpoint("plain").run.step == checkpoint("scaled").run.step == 24
     assert_same_weights(checkpoint("plain"), checkpoint("scaled"))
 
@@ -139,38 +145,37 @@ def test_a_file_has_a_temperature_of_at_least_1_or_none(scaled):
     """Runs of earlier versions wrote none."""
     number = f'"temperature":{scaled.model.temperature}'
     with pytest.raises(InputError, match="must be at least 1"):
-        read(retold(scaled.path, "colder.safetensors", number, '"temperature":0.5'))
-    older = retold(scaled.path, "older.safetensors", number, '"another_number":1.2')
+        read(retold(BEST, "colder.safetensors", number, '"temperature":0.5'))
+    older = retold(BEST, "older.safetensors", number, '"another_number":1.2')
     assert read(older).model.temperature == 1
 
 
-def kill_before_summary(monkeypatch, command: str) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr("gpt.run.fit.summarize", lambda training: {}["killed"])
-        fit(command)
-    assert not Path("runs/killed/summary.json").exists()
+def test_a_run_that_was_killed_before_its_summary_ends_again(runs, monkeypatch):
+    """Scaled once more, it keeps the loss that it has."""
 
+    def kill_before_summary(command: str) -> None:
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr("gpt.run.fit.summarize", lambda training: {}["killed"])
+            fit(command)
+        assert not Path("runs/killed/summary.json").exists()
 
-def test_a_run_that_was_killed_before_its_summary_ends_again(noise, monkeypatch):
-    assert fit(SCALED, "--run whole") == 0
-    kill_before_summary(monkeypatch, f"{SCALED} --run killed")
+    kill_before_summary(f"{SCALED} --run killed")
     assert gpt("fit --resume runs/killed") == 0
     measured = dict.fromkeys(("train_seconds", "tokens_per_second", "peak_memory_bytes"))
-    assert summary("killed") | measured == summary("whole") | measured
+    assert summary("killed") | measured == summary("scaled") | measured
     for name in ("best", "last"):
-        assert_same_weights(checkpoint("killed", name), checkpoint("whole", name))
-    # Scaled once more, it keeps the loss that it has.
+        assert_same_weights(checkpoint("killed", name), checkpoint("scaled", name))
     Path("runs/killed/summary.json").unlink()
     assert gpt("fit --resume runs/killed") == 0
-    assert summary("killed")["best_loss"] == pytest.approx(summary("whole")["best_loss"], rel=1e-6)
-    kill_before_summary(monkeypatch, "--resume runs/killed --trainer.max_steps 21")
+    assert summary("killed")["best_loss"] == pytest.approx(summary("scaled")["best_loss"], rel=1e-6)
+    kill_before_summary("--resume runs/killed --trainer.max_steps 21")
 
 
-def test_adapters_have_a_temperature(noise, tokens, capsys):
+def test_adapters_have_a_temperature(runs, tokens, capsys):
     pytest.importorskip("peft", reason="peft is not installed")
-    assert fit(SURE, "--run sure") == 0
-    lora = "--model.lora.rank 2 --model.init_from runs/sure --temperature_scaling true"
+    lora = "--model.lora.rank 2 --model.init_from runs/plain --temperature_scaling true"
     assert fit(lora, "--run adapted") == 0
+    assert "the best checkpoint's logits are divided by " in capsys.readouterr().err
     best = checkpoint("adapted", "best")
     assert best.model.temperature > 1
     loss = validation_loss(best.path, capsys)

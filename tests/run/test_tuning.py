@@ -37,8 +37,6 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_rows("pairs.jsonl", [{"prompt": f"Say {i}", "completion": f"{i} it is"} for i in range(200)])
-        long = [{"prompt": f"{i} " + "many words " * 60, "completion": f"{i} it is"} for i in range(64)]
-        write_rows("long.jsonl", long)
         assert fit("--model.config.context_length 32 --data.corpus pairs.jsonl --run a") == 0
     return folder
 
@@ -125,8 +123,7 @@ def test_an_export_carries_the_template(tmp_path):
         theirs.apply_chat_template([{"role": "tool", "content": "x"}])
     theirs.save_pretrained(tmp_path / "hf")
     assert gpt(f"import {tmp_path / 'hf'} --output {tmp_path / 'back'}") == 0
-    for name in ("hf", "back"):
-        assert load_with_template(tmp_path / name)[1:] == (tokenizer, TEMPLATE)
+    assert load_with_template(tmp_path / "back")[1:] == (tokenizer, TEMPLATE)
     fields = pytest.importorskip("gguf").GGUFReader(tmp_path / "gguf" / "model.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE.to_jinja()
 
@@ -141,6 +138,9 @@ def test_positions_are_those_that_the_examples_need():
     Path("text.txt").write_text("some words of text\n" * 400, "utf-8")
     sizes = "--model.config.context_length 2048 --data.batch_size 1 --trainer.max_steps 1"
     assert fit(f"--data.corpus text.txt {sizes} --run wide") == 0
+    prompt = "many words " * 60
+    rows = [{"prompt": f"{number} {prompt}", "completion": f"{number} it is"} for number in range(64)]
+    write_rows("long.jsonl", rows)
     lengths = TokenData("long.jsonl", vocab_size=300, context_length=16).prepared.example_lengths()
     needed = 1 << (int(lengths.max()) - 1).bit_length()
     assert 256 < needed <= 1024
