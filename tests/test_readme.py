@@ -136,7 +136,7 @@ def test_every_block_runs_in_order(folder):
     assert json.loads((mine / "summary.json").read_text("utf-8"))["steps"] == 6  # README resumes it for more
     (holds,) = re.findall(r"`runs/NAME/` holds (.*?) \(", README, re.S)
     names = re.findall(r"`([\w.]+)/?`", holds)
-    assert len(names) == 6 and [name for name in names if not (mine / name).exists()] == []
+    assert len(names) == 7 and [name for name in names if not (mine / name).exists()] == []
 
 
 @pytest.mark.slow
