@@ -52,8 +52,19 @@ def test_only_the_gradients_that_are_needed():
     linear_cross_entropy(features, weight, targets).backward()
     assert features.grad is not None
     assert weight.grad is None
+
+
+def test_without_gradients_no_kernel_computes_them():
+    wanted = []
+
+    def kernel(logits, targets, differentiate):
+        wanted.append(differentiate)
+        return loss.cross_entropy(logits, targets, differentiate)
+
+    linear_cross_entropy(*leaves(), kernel=kernel)
     with torch.no_grad():
-        assert not linear_cross_entropy(features, weight, targets).requires_grad
+        linear_cross_entropy(*leaves(), kernel=kernel)
+    assert wanted == [True, False]
 
 
 class Memory(TorchDispatchMode):
