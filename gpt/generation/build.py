@@ -5,9 +5,7 @@ import functools
 import hashlib
 import os
 import platform
-import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,12 +17,14 @@ from pathlib import Path
 import torch
 
 from gpt.errors import InputError
-from gpt.files import cache_folder
+from gpt.files import atomic_write, cache_folder
 from gpt.progress import notice
 
 SOURCE = Path(__file__).with_name("step.cpp")
 _OPTIONS = ["-O2", "-std=gnu++17", "-fPIC", "-shared"]
 _COMPILER_SECONDS = 120.0  # it usually takes about three
+_FAILED = "the program cannot be compiled"
+_SERIAL = "-one-thread.so"  # ends the name of a program without OpenMP
 _one_at_a_time = threading.Lock()
 
 
@@ -60,7 +60,7 @@ def build(seconds: float = _COMPILER_SECONDS) -> ctypes.CDLL:
     """
     with _one_at_a_time:
         if program() is None:
-            _compile(program_path(), seconds)
+            _compile(seconds)
     if library := program():
         return library
     raise InputError(f"the program cannot be loaded: {program_path()}")
@@ -73,8 +73,12 @@ def _build_quietly() -> None:
         notice(f"decoding is slower than it could be: {error}")
 
 
-def _compile(path: Path, seconds: float) -> None:
-    """Compile with OpenMP, or else without it for one thread. Raises InputError if both fail."""
+def _compile(seconds: float) -> None:
+    """Compile with OpenMP, or without it for one thread if that fails.
+
+    Raises InputError if both fail. A compiler that takes too long says nothing about OpenMP, so that is an
+    error too.
+    """
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # by default the system's GCC or clang
     # The option for this processor's own instructions has another name on ARM.
     arm = platform.machine().lower() in ("arm64", "aarch64")
@@ -82,16 +86,21 @@ def _compile(path: Path, seconds: float) -> None:
     # Link torch's own OpenMP library, as idle threads of a second one would keep a core busy.
     openmp = ["-fopenmp", *map(str, _openmp_libraries())]
     openmp = ["-Xclang", *openmp] if sys.platform == "darwin" else [*openmp, "-Wl,--as-needed,-z,defs"]
+    parallel, serial = _paths()
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, "step.so")
-        for parallel in (openmp, []):
-            reason = _run([*compiler, str(SOURCE), *options, *parallel, "-o", str(built)], seconds)
-            if not reason:
-                temporary = path.with_suffix(f".{secrets.token_hex(8)}")
-                shutil.copyfile(built, temporary)
-                temporary.replace(path)
-                return
-    raise InputError(f"the program cannot be compiled: {reason}")
+        command = [*compiler, str(SOURCE), *options]
+        output = ["-o", str(built)]
+        path = parallel
+        if without_openmp := _run([*command, *openmp, *output], seconds):
+            path = serial
+            if reason := _run([*command, *output], seconds):
+                raise InputError(f"{_FAILED}: {reason}")
+        with atomic_write(path, "wb") as file:
+            file.write(built.read_bytes())
+    if path == serial:
+        parallel.unlink(missing_ok=True)  # it was damaged, otherwise nothing had been compiled
+        notice(f"decoding uses one thread, as it could not be compiled with OpenMP: {without_openmp}")
 
 
 def _openmp_libraries() -> list[Path]:
@@ -99,7 +108,10 @@ def _openmp_libraries() -> list[Path]:
 
 
 def _run(command: list[str], seconds: float) -> str:
-    """Run a command for at most `seconds`. Return in one line why it failed, or "" if it did not."""
+    """Run a command. Return in one line why it failed, or "" if it did not.
+
+    Raises InputError if it cannot be started or takes longer than `seconds`.
+    """
     try:
         done = subprocess.run(
             command,
@@ -112,35 +124,46 @@ def _run(command: list[str], seconds: float) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        raise InputError(f"{_FAILED}: {error}") from None
     status = f"the compiler ended with status {done.returncode}"
     return (done.stderr.partition("\n")[0] or status) if done.returncode else ""
 
 
 @functools.cache
 def _name() -> str:
-    """Return the file name of the program for this processor and OpenMP library."""
+    """Return the program's name, without a suffix, for this processor and OpenMP library."""
     described = Path("/proc/cpuinfo")
     lines = set(described.read_text(encoding="utf-8").splitlines() if described.exists() else ())
     processor = sorted(line for line in lines if line.startswith(("model name", "flags", "Features")))
     openmp = [(str(path), path.stat().st_size) for path in _openmp_libraries()]
     key = repr((SOURCE.read_bytes(), _OPTIONS, openmp, platform.machine(), processor))
-    return f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    return f"step-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def program_path() -> Path:
-    """Return the path of the program.
+    """Return the path of the program. It is the one for one thread only if there is no other."""
+    parallel, serial = _paths()
+    return serial if serial.exists() and not parallel.exists() else parallel
 
-    It is in the cache folder if no other user can write there, else in a new temporary folder.
+
+def _paths() -> tuple[Path, Path]:
+    """Return the paths of the program with OpenMP, and of the one for one thread.
+
+    They are in the cache folder if no other user can write there, else in a new temporary folder.
     """
+    folder = _folder()
+    return folder / f"{_name()}.so", folder / f"{_name()}{_SERIAL}"
+
+
+def _folder() -> Path:
     folder = cache_folder() / "compiled"
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.name != "nt":
             folder = _private(folder)
         if os.access(folder, os.W_OK):
-            return folder / _name()
-    return Path(_private_folder().name, _name())
+            return folder
+    return Path(_private_folder().name)
 
 
 def _private(folder: Path) -> Path:
