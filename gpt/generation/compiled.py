@@ -18,7 +18,7 @@ from gpt.generation.cache import Cache, Read
 from gpt.model import GPT
 from gpt.weights.rounding import Int4, Int8, Rounding, is_rounded, rounded_weight
 
-LANES = 16  # `W` in step.cpp; a head's width must be a multiple of it, and the model's of twice as much
+WIDTH_UNIT = 16  # `W` in step.cpp; a head's width must be a multiple of it, and the model's of twice as much
 
 # For each layer in the structures, the layer's name in a GPT, and in a block of it.
 _MODEL_LAYERS = {

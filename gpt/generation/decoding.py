@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from gpt.errors import InputError
 from gpt.generation import build, notes
 from gpt.generation.cache import Cache, Read
-from gpt.generation.compiled import LANES, Compiled
+from gpt.generation.compiled import WIDTH_UNIT, Compiled
 from gpt.generation.forward import Forward
 from gpt.model import GPT
 from gpt.progress import notice
@@ -37,6 +37,7 @@ int8, int4: the compiled program, with matrices rounded to it."""
 Backend = Compiled | Forward
 
 _PLACES = 4  # how many positions are compared, the last ones of each text
+_LEAST_CONTEXT = _PLACES + 2  # tokens; in a shorter context nothing can be compared
 _LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
 _WORK = 400_000_000
 # How the texts are read. Each pair is a read: how many tokens stay unread after it, and how many logits it
@@ -58,7 +59,7 @@ class _Tested(NamedTuple):
     """The result of a model's test. It holds no model, so that the model can be freed."""
 
     state: list[tuple[int, ...]]  # the model's `_state`, by which a later change is noticed
-    program: Compiled | None  # the compiled program, if it gives the model's logits
+    compiled: Compiled | None  # the compiled program, if it gives the model's logits
     cache_is_correct: bool = False  # whether the model's `forward` gives the same logits with a cache
 
 
@@ -88,7 +89,7 @@ def suits_program(model: GPT) -> bool:
     """Whether the compiled program supports the model's device and widths."""
     width = model.config.emb_dim
     heads = model.config.num_heads
-    has_suitable_widths = width % (2 * LANES) == 0 and width // heads % LANES == 0
+    has_suitable_widths = width % (2 * WIDTH_UNIT) == 0 and width // heads % WIDTH_UNIT == 0
     return has_suitable_widths and all(parameter.is_cpu for parameter in model.parameters())
 
 
@@ -99,23 +100,30 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     not exist. Raises InputError if that fails, or if the program does not suit the model.
     """
     rounding = rounding_of(name)
+    if rounding:
+        _check_suits(model, rounding)
     program = None
     if name != "pytorch" and suits_program(model):
         program = build.build() if rounding else build.program()
     results = _tested.setdefault(model, {})
     if name not in results:
         results[name] = _test_once(model, program, rounding)
-    elif results[name].state != _state(model, program):  # in training no weights come twice
+    elif results[name].state != _state(model, program):
+        # Changed weights, as in training, get no note: they do not come again.
         results[name] = _test(model, program, rounding)
     result = results[name]
-    if result.program:
-        return result.program
-    if rounding:
+    return result.compiled or Forward(model, cached=result.cache_is_correct)
+
+
+def _check_suits(model: GPT, rounding: Rounding) -> None:
+    """Raise InputError if the program, which alone rounds, cannot compute or test this model."""
+    if not suits_program(model):
         raise InputError(
-            f"precision {rounding} is for an unchanged model on a CPU, of a width that 32 divides, "
-            "with heads whose width 16 divides"
+            f"precision {rounding} is for a model on a CPU, of a width that {2 * WIDTH_UNIT} divides, "
+            f"with heads whose width {WIDTH_UNIT} divides"
         )
-    return Forward(model, cached=result.cache_is_correct)
+    if model.config.context_length < _LEAST_CONTEXT:
+        raise InputError(f"precision {rounding} is for a context of {_LEAST_CONTEXT} tokens or more")
 
 
 @torch.inference_mode()
@@ -128,7 +136,7 @@ def _test_once(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | Non
     if note and notes.has(path, note) and _computes_tiny(model, program):
         return _Tested(_state(model, program), Compiled(program, model, rounding=rounding))
     result = _test(model, program, rounding)
-    if note and result.program:
+    if note and result.compiled:
         notes.keep(path, note)
     return result
 
@@ -139,7 +147,7 @@ def _computes_tiny(model: GPT, program: ctypes.CDLL) -> bool:
     A change of PyTorch's own functions, or autocast, gives others.
     """
     config = replace(
-        model.config, vocab_size=61, context_length=_LENGTH, emb_dim=2 * LANES, num_heads=2, num_layers=2
+        model.config, vocab_size=61, context_length=_LENGTH, emb_dim=2 * WIDTH_UNIT, num_heads=2, num_layers=2
     )
     try:
         with on_meta():
@@ -158,8 +166,11 @@ def _computes_tiny(model: GPT, program: ctypes.CDLL) -> bool:
 
 @torch.inference_mode()
 def _test(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Tested:
-    """Find out whether the program is correct, and else whether a cache is. None stands for no program."""
-    if model.config.context_length < _PLACES + 2:
+    """Find out whether the program is correct, and else whether a cache is. None stands for no program.
+
+    Raises InputError if the program is to round the weights and is not correct.
+    """
+    if model.config.context_length < _LEAST_CONTEXT:
         return _Tested(_state(model, program), None)
     texts = _Texts(model)
     tolerance = texts.tolerance
@@ -172,7 +183,10 @@ def _test(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) ->
                 _Texts(rounded(model, rounding)).check(compiled, _AT_ONCE, _WITH_INTEGERS)
             return _Tested(_state(model, program), compiled)
         except Exception as error:
-            _tell_once(f"PyTorch decodes, as the compiled program does not compute this model: {error}")
+            wrong = f"the compiled program does not compute this model: {error}"
+            if rounding:
+                raise InputError(f"precision {rounding} is for an unchanged model, but {wrong}") from None
+            _tell_once(f"PyTorch decodes, as {wrong}")
     cache_is_correct = True
     try:
         texts.check(Forward(model, cached=True), _IN_PARTS, tolerance)

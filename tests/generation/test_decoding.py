@@ -2,17 +2,18 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gpt import generate
 from gpt.errors import InputError
-from gpt.generation import Engine, Request, build, compiled, for_decoding
+from gpt.generation import Engine, Request, build, compiled, decoding, for_decoding
 from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import backend_of
 from gpt.generation.forward import Forward
-from tests.generation.conftest import sharp, slow_greedy
+from tests.generation.conftest import CONFIG, sharp, slow_greedy
 
 
 @pytest.mark.usefixtures("built")
@@ -90,13 +91,33 @@ def test_pytorch_can_be_chosen():
     assert isinstance(backend_of(model, "pytorch"), Forward)
 
 
+UNSUITABLE = {
+    "another device": (lambda: sharp().to("meta"), "int4 is for a model on a CPU"),
+    "a width": (lambda: sharp(replace(CONFIG, emb_dim=48, num_heads=3)), "of a width that 32 divides"),
+    "a context": (
+        lambda: sharp(replace(CONFIG, context_length=5)),
+        "int4 is for a context of 6 tokens or more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "message"), UNSUITABLE.values(), ids=UNSUITABLE)
+def test_a_model_that_cannot_be_rounded_is_not_even_tested(model, message, monkeypatch):
+    """Nor is the program built."""
+    monkeypatch.setattr(build, "build", None)
+    with pytest.raises(InputError, match=message):
+        for_decoding(model(), "int4")
+
+
 @pytest.mark.usefixtures("built")
-def test_only_the_program_rounds(monkeypatch, tmp_path):
+def test_only_the_program_rounds(monkeypatch, tmp_path, capsys):
     changed = sharp()
     changed.final_norm.eps = 1.0
-    for model in (changed, sharp().to("meta")):
-        with pytest.raises(InputError, match="int4 is for an unchanged model on a CPU"):
-            for_decoding(model, "int4")
+    decoding._tell_once.cache_clear()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"int4 is for an unchanged model, but .* differ by"):
+            for_decoding(changed, "int4")
+    assert "PyTorch decodes" not in capsys.readouterr().err
     monkeypatch.setenv("GPT_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler")
     with pytest.raises(InputError, match=r"cannot be compiled.*/no/such/compiler"):
