@@ -116,7 +116,7 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
 
 
 def _check_suits(model: GPT, rounding: Rounding) -> None:
-    """Raise InputError if the program, which alone rounds, cannot compute or test this model."""
+    """Raise InputError if the program cannot compute or test this model. Nothing else rounds."""
     if not suits_program(model):
         raise InputError(
             f"precision {rounding} is for a model on a CPU, of a width that {2 * WIDTH_UNIT} divides, "
