@@ -20,22 +20,23 @@ from gpt.weights.rounding import Int4, Int8, Rounding, is_rounded, rounded_weigh
 
 WIDTH_UNIT = 16  # `W` in step.cpp; a head's width must be a multiple of it, and the model's of twice as much
 
-# For each layer in the structures, the layer's name in a GPT, and in a block of it.
+# The structures' fields, the names of these layers in a GPT or in one block, and the shapes of their weights:
+# V vocab_size, C context_length, D emb_dim, I four times D.
 _MODEL_LAYERS = {
-    "tokens": "token_embedding",
-    "positions": "position_embedding",
-    "final_norm": "final_norm",
-    "head": "head",
+    "tokens": ("token_embedding", "VD"),
+    "positions": ("position_embedding", "CD"),
+    "final_norm": ("final_norm", "D"),
+    "head": ("head", "VD"),
 }
 _BLOCK_LAYERS = {
-    "attention_norm": "attention_norm",
-    "query": "attention.W_query",
-    "key": "attention.W_key",
-    "value": "attention.W_value",
-    "out": "attention.out_proj",
-    "feed_forward_norm": "feed_forward_norm",
-    "up": "feed_forward.up",
-    "down": "feed_forward.down",
+    "attention_norm": ("attention_norm", "D"),
+    "query": ("attention.W_query", "DD"),
+    "key": ("attention.W_key", "DD"),
+    "value": ("attention.W_value", "DD"),
+    "out": ("attention.out_proj", "DD"),
+    "feed_forward_norm": ("feed_forward_norm", "D"),
+    "up": ("feed_forward.up", "ID"),
+    "down": ("feed_forward.down", "DI"),
 }
 
 
@@ -57,11 +58,11 @@ class _Model(ctypes.Structure):
     _fields_ = (*((field, _Layer) for field in _MODEL_LAYERS), ("blocks", ctypes.POINTER(_Block)))
 
 
-class _Shape(ctypes.Structure):
+class _Call(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int64),  # of the matrices: 0 float32, 1 bfloat16, 2 int8, 3 int4
-        ("narrow", ctypes.c_int64),  # whether the embeddings are bfloat16
-        ("rounds", ctypes.c_int64),  # whether inputs and outputs of products are rounded to bfloat16
+        ("bfloat16_embeddings", ctypes.c_int64),
+        ("bfloat16_products", ctypes.c_int64),  # whether their inputs and outputs are rounded to it
         ("layers", ctypes.c_int64),
         ("D", ctypes.c_int64),
         ("H", ctypes.c_int64),
@@ -128,13 +129,13 @@ class Compiled:
         self._is_bfloat16 = model.head.weight.dtype == torch.bfloat16
         self._tensors = dict(_tensors(model, rounding))
         self._model = _Model(
-            **{field: self._tensors[name].addresses() for field, name in _MODEL_LAYERS.items()},
+            **{field: self._tensors[name].addresses() for field, (name, _) in _MODEL_LAYERS.items()},
             blocks=self._blocks(),
         )
         self._step = program.step
         self._step.argtypes = (
             ctypes.POINTER(_Model),
-            ctypes.POINTER(_Shape),
+            ctypes.POINTER(_Call),
             ctypes.POINTER(_Token),
             ctypes.c_void_p,
         )
@@ -143,8 +144,8 @@ class Compiled:
         """Return the logits (N, V) of the scored tokens. Raises MemoryError if memory does not suffice."""
         tokens = list(_tokens(reads, cache))
         logits = torch.empty(sum(read.scored for read in reads), self._config.vocab_size)
-        shape = self._shape(len(tokens))
-        failed = self._step(self._model, shape, (_Token * len(tokens))(*tokens), logits.data_ptr())
+        call = self._call(len(tokens))
+        failed = self._step(self._model, call, (_Token * len(tokens))(*tokens), logits.data_ptr())
         if failed:
             raise MemoryError(f"there is no memory to read {len(tokens)} tokens")
         return logits
@@ -152,18 +153,18 @@ class Compiled:
     def _blocks(self) -> "ctypes.Array[_Block]":
         blocks = (_Block * self._config.num_layers)()
         for number, block in enumerate(blocks):
-            for field, name in _BLOCK_LAYERS.items():
+            for field, (name, _) in _BLOCK_LAYERS.items():
                 setattr(block, field, self._tensors[f"blocks.{number}.{name}"].addresses())
         return blocks
 
-    def _shape(self, tokens: int) -> _Shape:
+    def _call(self, tokens: int) -> _Call:
         kind = 1 if self._is_bfloat16 else 0
         if self.rounding:
             kind = {"int8": 2, "int4": 3}[self.rounding]
-        return _Shape(
+        return _Call(
             kind=kind,
-            narrow=self._is_bfloat16,
-            rounds=kind != 0,
+            bfloat16_embeddings=self._is_bfloat16,
+            bfloat16_products=kind != 0,
             layers=self._config.num_layers,
             D=self._config.emb_dim,
             H=self._config.num_heads,
@@ -212,7 +213,7 @@ def _tensors(model: GPT, rounding: Rounding | None) -> Iterator[tuple[str, _Tens
         if rounding and is_rounded(name, weight):
             stored = rounded_weight(name, weight, rounding)
             scale = stored.scale
-            weight = stored.steps if isinstance(stored, Int8) else _packed(stored)
+            weight = stored.levels if isinstance(stored, Int8) else _packed(stored)
         yield name, _Tensors(weight, scale, bias.float())
     if state:
         raise ValueError("its layers are not those of GPT")
@@ -220,24 +221,28 @@ def _tensors(model: GPT, rounding: Rounding | None) -> Iterator[tuple[str, _Tens
 
 def _shapes(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name of each layer of a GPT and the shape of its weight."""
-    width = config.emb_dim
-    yield "token_embedding", (config.vocab_size, width)
-    yield "position_embedding", (config.context_length, width)
-    for i in range(config.num_layers):
-        yield f"blocks.{i}.attention_norm", (width,)
-        for name in ("W_query", "W_key", "W_value", "out_proj"):
-            yield f"blocks.{i}.attention.{name}", (width, width)
-        yield f"blocks.{i}.feed_forward_norm", (width,)
-        yield f"blocks.{i}.feed_forward.up", (4 * width, width)
-        yield f"blocks.{i}.feed_forward.down", (width, 4 * width)
-    yield "final_norm", (width,)
-    yield "head", (config.vocab_size, width)
+    sizes = {
+        "V": config.vocab_size,
+        "C": config.context_length,
+        "D": config.emb_dim,
+        "I": 4 * config.emb_dim,
+    }
+    layers = list(_MODEL_LAYERS.values())
+    for number in range(config.num_layers):
+        layers += [(f"blocks.{number}.{name}", shape) for name, shape in _BLOCK_LAYERS.values()]
+    for name, shape in layers:
+        yield name, tuple(sizes[letter] for letter in shape)
 
 
 def _packed(matrix: Int4) -> Tensor:
-    """Return the matrix as `Group`s of step.cpp, (O / 8, I / GROUP, 136) uint8."""
+    """Return the matrix as `Group`s of step.cpp, (O / 8, I / GROUP, 136) uint8.
+
+    The 136 bytes are the steps of 8 outputs, and then 4 x 8 x 4 bytes of two levels each: parts of 8 inputs,
+    outputs, inputs of half a part. The lower bits hold a part's first half, the upper bits its second.
+    """
     rows, groups = matrix.steps.shape
-    steps = matrix.steps.view(torch.uint8).view(rows // 8, 8, groups).mT
+    steps = matrix.steps.view(torch.uint8).view(rows // 8, 8, groups).mT  # (O / 8, I / GROUP, 8)
+    # Axes: eights of outputs, output, group, part of the group, half of the part, input.
     levels = (matrix.levels + 8).view(torch.uint8).view(rows // 8, 8, groups, 4, 2, 4)
     lower, upper = levels.permute(4, 0, 2, 3, 1, 5)  # (O / 8, I / GROUP, 4, 8, 4) each
     return torch.cat([steps, (lower | upper << 4).flatten(2)], dim=2)

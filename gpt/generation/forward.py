@@ -82,13 +82,15 @@ class Forward:
         places = torch.arange(max(len(read.tokens) for read in reads), device=device)  # (S,)
         positions = held[:, None] + places[: tokens.shape[1]]  # (N, T)
         even = all(read.held == first.held for read in reads)
+        # Where rows differ in what they hold, each has one new token (`_kind`), and sees all up to itself.
+        mask = None if even else places > held[:, None]  # (N, S)
         rows = cache.store[:, :, first.row : first.row + len(reads), :, : len(places)]
         return self.logits(
             tokens,
             first.scored,
             last=first.scored,
             positions=positions,
-            key_padding_mask=None if even else places > held[:, None],  # (N, S)
+            key_padding_mask=mask,
             caches=[Rows(keys, values, positions) for keys, values in rows],
         ).flatten(0, 1)
 

@@ -32,7 +32,8 @@ from gpt.generation.compiled import Compiled
 from gpt.model import GPT
 from gpt.weights.rounding import Rounding
 
-_LOADED = time.time()  # seconds; the package's files are read until then
+# In seconds, when this module was imported; a file changed later may differ from the loaded code.
+_LOADED = time.time()
 _PACKAGE = Path(__file__).parents[1]
 # Where the functions are written that a model may call. `NamedTuple` is a function too.
 _KNOWN_FILES = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", typing.__file__)
@@ -40,7 +41,7 @@ _KNOWN_FILES = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}",
 _MODULES = (sys.modules[GPT.__module__], multi_head, kernels, blocks, functional)
 _PLAIN = (bool, int, float, str, tuple, GPTConfig, type(None))  # attributes whose text says all
 _PIECE = 1 << 20  # bytes that are hashed together
-_LANES = 8  # `LANES` in step.cpp: hashes of a piece
+_HASHES = 8  # `HASHES` in step.cpp: hashes of a piece
 _MOST = 1000  # notes; the oldest are dropped
 
 
@@ -122,7 +123,8 @@ def _layers(model: GPT) -> Iterator[object]:
             elif name == "_modules":
                 yield list(value)
             elif isinstance(value, dict):
-                if value and "state_dict" not in name:  # hooks
+                # Hooks. Those of state dicts are called when weights are loaded or saved, not in `forward`.
+                if value and "state_dict" not in name:
                     raise _UnknownError
             elif isinstance(value, set):
                 yield name, sorted(value)
@@ -154,7 +156,7 @@ def _hashes(tensors: Sequence[Tensor], program: ctypes.CDLL) -> "ctypes.Array[ct
         for tensor in tensors
         for begin in range(0, tensor.nbytes, _PIECE)
     ]
-    hashes = (ctypes.c_uint64 * (len(pieces) * _LANES))()
+    hashes = (ctypes.c_uint64 * (len(pieces) * _HASHES))()
     program.hash(
         (_Piece * len(pieces))(*pieces),
         ctypes.c_int64(len(pieces)),

@@ -12,7 +12,7 @@
 //
 // From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of
 // weight; sums and e^x; tiles, which are the inner loops of products; products of int4; `Step`, what one
-// thread does; `run`, which starts the threads. Last comes `hash`, by which `notes.py` knows weights again.
+// thread does; `run`, which starts the threads. Last comes `hash`, by which `notes.py` recognises weights.
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -69,10 +69,10 @@ struct Model {
   Layer tokens, positions, final_norm, head;
   const Block* blocks;
 };
-struct Shape {
+struct Call {
   int64_t kind;  // of the matrices: 0 float32, 1 bfloat16, 2 int8, 3 int4, where the head is int8
-  int64_t narrow;  // whether the embeddings are bfloat16
-  int64_t rounds;  // whether inputs and outputs of products are rounded to bfloat16
+  int64_t bfloat16_embeddings;
+  int64_t bfloat16_products;  // whether inputs and outputs of products are rounded to bfloat16
   int64_t layers, D, H, V;
   int64_t exact_gelu;
   int64_t threads;
@@ -105,13 +105,20 @@ static Vector keep(Vector vector) {
   return vector;
 }
 
-// What the inputs of a product are stored as, beside weights of a type, and what they are multiplied as;
-// bfloat16 is the upper half of a float32.
+// The inputs of a product are stored as one type, beside weights of a type, multiplied as another, and their
+// products are summed in a third. bfloat16 is the upper half of a float32.
+//
+// processor                   weight           Input     Factor    Total    why
+// AMD with AVX-512 BF16       bfloat16, int8   bfloat16  bfloat16  Floats   two products a lane
+// AVX2, and no AVX-512        int8             float32   int16     Ints     two products a lane
+// the same, and all others    the rest         float32   float32   Floats
+//
+// int4 has the Input of int8, because its head is int8; its factors are `Inputs`, on every processor.
 template <class Type> struct Stored { typedef float Input, Factor; };
 template <class Factor> struct Summed { typedef Floats Total; };
 
-// bfloat16's instruction does twice as many products as float32's on AMD's processors, half as many on
-// Intel's.
+// bfloat16's instruction does twice as many products as float32's on AMD's processors. On Intel's it does
+// half as many.
 #if defined(__AVX512BF16__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
 // Two products a lane; int8 fits into bfloat16.
 template <> struct Stored<uint16_t> { typedef uint16_t Input, Factor; };
@@ -201,14 +208,20 @@ static Floats exponential(Floats x) {
   return (Floats)((Ints)series + (n << 23));
 }
 
-// Inputs whose products are added before others: of some rows, this many fit into the L1 cache.
+// Inputs whose products are added before others: of some rows, this many fit into the L1 cache. And the sums
+// of int16 times int8, of which a lane adds CHUNK / W products, fit into int32.
 constexpr int64_t CHUNK = 1024;
+static_assert(CHUNK / W * 32767 * 127 <= INT32_MAX);
 
 // Rows that are multiplied with a weight while it is near: this many fit into the L2 cache.
 constexpr int64_t MOST = 128;
 
 // How far apart the W rows of the weight are that a single row of x is multiplied with, unless there are
-// fewer. Each row of a tile goes on where one of the tile before ended. So there are W long streams, which the
+// fewer. For outputs = 4 W, `apart` is 4, and the tiles read these rows:
+//
+//   tile 0: 0, 4, 8, 12 ...    tile 1: 1, 5, 9, 13 ...    tile 2: 2, 6, 10 ...    tile 3: 3, 7, 11 ...
+//
+// Each row of a tile goes on where one of the tile before ended. So there are W long streams, which the
 // processor fetches by itself; for short rows it is late. With AVX-512, int8 is faster with neighbouring rows
 // that are fetched ahead.
 template <class Weight>
@@ -339,8 +352,9 @@ static EightFloats steps_of(const Group* weight) {
 #endif
 }
 
-// The products of a row of x, in `count` groups, with EIGHT rows of a weight. 32 products of 15 and 127 at
-// most, and so the sums of a group, fit into int16.
+// The products of a row of x, in `count` groups, with EIGHT rows of a weight. Each output has two lanes of
+// int16, so in a group a lane adds 16 products, of 15 and 127 at most.
+static_assert(GROUP / 2 * 15 * 127 <= INT16_MAX);
 static EightFloats int4_tile(const Group* weight, const Inputs* x, int64_t count) {
   EightFloats total = {};
   for (const Inputs* end = x + count; x < end; x++, weight++) {
@@ -361,21 +375,21 @@ static EightFloats int4_tile(const Group* weight, const Inputs* x, int64_t count
 
 struct Range { int64_t begin, end; };
 
-// W numbers of an embedding, float32 or bfloat16.
-static Floats embedded(const void* table, bool narrow, int64_t at) {
-  if (!narrow) return load((const float*)table + at);
-  return (Floats)(__builtin_convertvector(read<Halves>((const uint16_t*)table + at), Ints) << 16);
+// W numbers, float32 or bfloat16, from number `at` on.
+static Floats load_numbers(const void* from, bool is_bfloat16, int64_t at) {
+  if (!is_bfloat16) return load((const float*)from + at);
+  return (Floats)(__builtin_convertvector(read<Halves>((const uint16_t*)from + at), Ints) << 16);
 }
 
 // A row of inputs (I,), float32 or bfloat16, for products with int4 -> to (I / GROUP,). A group's largest
 // becomes 127.
-static void round_groups(const void* row, bool narrow, int64_t I, Inputs* to) {
+static void round_groups(const void* row, bool is_bfloat16, int64_t I, Inputs* to) {
   for (int64_t begin = 0; begin < I; begin += GROUP, to++) {
     Floats values[GROUP / W];
     Floats largest = {};  // absolute values
     Floats nothing = {};  // zeros, but NaN where an input is not finite
     for (int k = 0; k < GROUP / W; k++) {
-      Floats value = values[k] = embedded(row, narrow, begin + k * W);
+      Floats value = values[k] = load_numbers(row, is_bfloat16, begin + k * W);
       Floats size = value < 0.0f ? -value : value;
       largest = largest < size ? size : largest;
       nothing += value * 0.0f;
@@ -413,12 +427,12 @@ struct Step {
   typedef typename Stored<Type>::Factor Factor;
   typedef std::conditional_t<std::is_same_v<Type, Group>, int8_t, Type> Head;
   const Model& model;
-  const Shape& s;
+  const Call& s;
   const Token* tokens;
   Shared<Input>& shared;
   int64_t t, T;  // this thread, and how many there are
   Input* h;  // (N, D), normalised
-  void* rounded;  // place for MOST rows of 4 D, where inputs are multiplied as another type
+  void* factors_at;  // place for MOST rows of 4 D, where inputs are multiplied as another type
   float* scores;  // place for those of one query
   int64_t expected = 0;  // of `arrived`, at the next barrier
 
@@ -447,8 +461,11 @@ struct Step {
     const int64_t D = s.D;
     for (int64_t n = t; n < s.N; n += T) {
       for (int64_t i = 0; i < D; i += W) {
-        Floats token = embedded(model.tokens.weight, s.narrow, tokens[n].id * D + i);
-        Floats position = embedded(model.positions.weight, s.narrow, tokens[n].position * D + i);
+        auto numbers = [&](const Layer& table, int64_t row) {
+          return load_numbers(table.weight, s.bfloat16_embeddings, row * D + i);
+        };
+        Floats token = numbers(model.tokens, tokens[n].id);
+        Floats position = numbers(model.positions, tokens[n].position);
         store(shared.x + n * D + i, token + position);
       }
     }
@@ -464,7 +481,7 @@ struct Step {
       const Token& token = tokens[n];
       return token.cache + layer * token.per_layer + part * token.per_part + head * token.per_head;
     };
-    normalise(block.attention_norm, shared.x, N, h);
+    normalise(block.attention_norm, shared.x, N, h);  // all of it in each thread, which saves a barrier
     product<Type>(block.query, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
       store(shared.queries + n * D + o, values);
     });
@@ -522,11 +539,11 @@ struct Step {
   }
 
   // The nearest bfloat16, where PyTorch's products in bfloat16 and int8 take and give it.
-  Floats narrow(Floats value) const {
-    if (!s.rounds) return value;
+  Floats to_bfloat16(Floats value) const {
+    if (!s.bfloat16_products) return value;
     Ints bits = (Ints)value;
-    Ints rounded = (bits + 0x7fff + (bits >> 16 & 1)) & ~0xffff;
-    return (Floats)(value == value ? rounded : bits);  // NaN stays NaN
+    Ints nearest = (bits + 0x7fff + (bits >> 16 & 1)) & ~0xffff;
+    return (Floats)(value == value ? nearest : bits);  // NaN stays NaN
   }
 
   // This thread's part, in whole vectors.
@@ -541,7 +558,7 @@ struct Step {
     if constexpr (std::is_same_v<Input, Factor>) {
       return x;
     } else {
-      Factor* to = (Factor*)rounded;
+      Factor* to = (Factor*)factors_at;
       for (int64_t n = 0; n < N; n++) units[n] = round_row(x + n * I, I, to + n * I);
       return to;
     }
@@ -575,7 +592,7 @@ struct Step {
     memcpy(&bias, linear.bias + o, bytes);
     if (linear.scale) memcpy(&scale, linear.scale + o, bytes);
     return [=](Floats total, float unit) {
-      return linear.scale ? narrow(total * (scale * unit)) + bias : narrow(total + bias);
+      return linear.scale ? to_bfloat16(total * (scale * unit)) + bias : to_bfloat16(total + bias);
     };
   }
 
@@ -601,7 +618,7 @@ struct Step {
   template <class Write>
   void int4_rows(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
     const int64_t groups = I / GROUP;
-    Inputs* inputs = (Inputs*)rounded;
+    Inputs* inputs = (Inputs*)factors_at;
     for (int64_t n = 0; n < N; n++) round_groups(x + n * I, sizeof(Input) == 2, I, inputs + n * groups);
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
@@ -624,7 +641,7 @@ struct Step {
     constexpr int STEP = 4 * W / sizeof(Factor);
     constexpr int64_t APART = apart_of<Weight>();
     constexpr int BYTES = APART == 1 ? W * STEP * sizeof(Weight) : 0;
-    Line totals[APART];
+    alignas(4 * W) float totals[APART * W];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += APART * W) {
       const int64_t outputs = std::min(APART * W, own.end - o);
@@ -639,11 +656,11 @@ struct Step {
           Floats values = thin_tile(weight + c, apart * I, rows, x + c, count, ahead);
           total = c ? total + values : values;
         }
-        for (int lane = 0; lane < W; lane++) totals[0].values[lane * apart + k] = total[lane];
+        for (int lane = 0; lane < W; lane++) totals[lane * apart + k] = total[lane];
       }
       for (int64_t k = 0; k < apart; k++) {
         const auto finished = finish(linear, o + k * W, O);
-        write(0, o + k * W, finished(load(totals[k].values), unit));
+        write(0, o + k * W, finished(load(totals + k * W), unit));
       }
     }
   }
@@ -726,7 +743,7 @@ struct Step {
       for (int64_t i = 0; i < s.D; i += W) squares += (load(x + i) - mean) * (load(x + i) - mean);
       float factor = 1 / std::sqrt(sum(squares) / s.D + 1e-5f);
       for (int64_t i = 0; i < s.D; i += W) {
-        store(out + i, narrow((load(x + i) - mean) * factor * load(weight + i) + load(norm.bias + i)));
+        store(out + i, to_bfloat16((load(x + i) - mean) * factor * load(weight + i) + load(norm.bias + i)));
       }
     }
   }
@@ -789,25 +806,29 @@ struct Step {
     }
     for (int v = 0; v < VECTORS; v++) {
       Floats total = context[v][0] + context[v][1] + (context[v][2] + context[v][3]);
-      store(out + v * W, narrow(total / divisor));
+      store(out + v * W, to_bfloat16(total / divisor));
     }
   }
 
-  // GELU, exact or by GPT-2's approximation with tanh (Hendrycks and Gimpel 2016). As tanh(z) is
-  // 2 / (1 + e^-2z) - 1, the approximation is x / (1 + e^-2z).
-  Floats activate(Floats x) const {
+  Floats activate(Floats x) const { return to_bfloat16(s.exact_gelu ? exact_gelu(x) : gpt2_gelu(x)); }
+
+  static Floats exact_gelu(Floats x) {
+    Floats result;
+    for (int k = 0; k < W; k++) result[k] = x[k] * 0.5f * (1 + std::erf(x[k] * 0.70710678f));
+    return result;
+  }
+
+  // GPT-2's approximation of GELU with tanh (Hendrycks and Gimpel 2016). As tanh(z) is 2 / (1 + e^-2z) - 1,
+  // it is x / (1 + e^-2z).
+  static Floats gpt2_gelu(Floats x) {
     Floats z = 0.7978845608f * (x + 0.044715f * x * x * x);
-    Floats result = x / (1.0f + exponential(-2.0f * (z < -40.0f ? Floats{} - 40.0f : z)));
-    if (s.exact_gelu) {
-      for (int k = 0; k < W; k++) result[k] = x[k] * 0.5f * (1 + std::erf(x[k] * 0.70710678f));
-    }
-    return narrow(result);
+    return x / (1.0f + exponential(-2.0f * (z < -40.0f ? Floats{} - 40.0f : z)));
   }
 };
 
 // Starts the threads. Raises std::bad_alloc before them, because there is no way out of a parallel region.
 template <class Type>
-static void run(const Model& model, const Shape& s, const Token* tokens, float* logits) {
+static void run(const Model& model, const Call& s, const Token* tokens, float* logits) {
   typedef typename Step<Type>::Input Input;
   typedef typename Step<Type>::Factor Factor;
   const int64_t N = s.N;
@@ -815,18 +836,18 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
   int64_t longest = 1;
   for (int64_t n = 0; n < N; n++) longest = std::max(longest, tokens[n].position + 1);
 
-  std::vector<Line> memory(N * D / W * 7);
+  std::vector<Line> memory(N * D / W * 7);  // x, queries, context, and `inner`, which is as large as four
   Shared<Input> shared;
   shared.x = memory[0].values;
   shared.queries = shared.x + N * D;
   shared.context = (Input*)(shared.queries + N * D);
   shared.inner = shared.context + N * D;
 
-  // Lines of each thread: `h`, `rounded` and `scores`.
+  // Lines of each thread: `h`, `factors_at` and `scores`.
   const int64_t normalised = N * D / W;
-  const bool rounds = !std::is_same_v<Input, Factor> || std::is_same_v<Type, Group>;
-  const int64_t rounded = rounds ? std::min(N, MOST) * 4 * D / W : 0;
-  const int64_t each = normalised + rounded + longest / W + 1;
+  const bool needs_factors = !std::is_same_v<Input, Factor> || std::is_same_v<Type, Group>;
+  const int64_t factors = needs_factors ? std::min(N, MOST) * 4 * D / W : 0;
+  const int64_t each = normalised + factors + longest / W + 1;
   std::vector<Line> scratch(each * s.threads);
 
 #pragma omp parallel num_threads((int)s.threads)
@@ -834,52 +855,52 @@ static void run(const Model& model, const Shape& s, const Token* tokens, float* 
     const int64_t t = omp_get_thread_num();
     Line* own = scratch.data() + t * each;
     Step<Type> step{model, s, tokens, shared, t, omp_get_num_threads(), (Input*)own[0].values,
-                    own[normalised].values, own[normalised + rounded].values};
+                    own[normalised].values, own[normalised + factors].values};
     step.all(logits);
   }
 }
 
 // Writes the keys and values of the tokens to their caches, and the logits of those `scored`, in their order.
 // Returns 1 where there is no memory.
-extern "C" int step(const Model* model, const Shape* shape, const Token* tokens, float* logits) {
+extern "C" int step(const Model* model, const Call* call, const Token* tokens, float* logits) {
   constexpr decltype(&run<float>) KINDS[] = {run<float>, run<uint16_t>, run<int8_t>, run<Group>};
   try {
-    KINDS[shape->kind](*model, *shape, tokens, logits);
+    KINDS[call->kind](*model, *call, tokens, logits);
   } catch (const std::bad_alloc&) {
     return 1;
   }
   return 0;
 }
 
-constexpr int LANES = 8;  // hashes of a piece; `notes.py` has this number too
+constexpr int HASHES = 8;  // hashes of a piece; `notes.py` has this number too
 
 struct Piece {
   const char* bytes;
   int64_t size;
 };
 
-// Changes the hashes of a piece by the next words of 8 bytes, one for each. If only one word is another, so is
-// its hash, as each word gives each hash a new one of its own. Two others give the same with a probability of
-// about 2^-64.
-static void hash_words(const char* bytes, int64_t size, uint64_t* lanes) {
-  uint64_t words[LANES] = {};
+// Changes the hashes of a piece by the next words of 8 bytes, one for each. A step is a bijection of the hash
+// for a fixed word, and of the word for a fixed hash. So one changed word always changes the result. Two
+// changed words cancel with a probability of about 2^-64.
+static void hash_words(const char* bytes, int64_t size, uint64_t* own) {
+  uint64_t words[HASHES] = {};
   memcpy(words, bytes, size);
-  for (int k = 0; k < LANES; k++) {
-    const uint64_t mixed = (lanes[k] ^ words[k]) * 0x9e3779b97f4a7c15;  // odd: 2^64 / the golden ratio
-    lanes[k] = mixed << 31 | mixed >> 33;  // because a product carries no bit downwards
+  for (int k = 0; k < HASHES; k++) {
+    const uint64_t mixed = (own[k] ^ words[k]) * 0x9e3779b97f4a7c15;  // odd: 2^64 / the golden ratio
+    own[k] = mixed << 31 | mixed >> 33;  // because a product carries no bit downwards
   }
 }
 
-// Writes LANES hashes of each piece. They do not depend on the number of threads.
+// Writes HASHES hashes of each piece. They do not depend on the number of threads.
 extern "C" void hash(const Piece* pieces, int64_t count, uint64_t* hashes, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(dynamic)
   for (int64_t p = 0; p < count; p++) {
-    constexpr int64_t LINE = sizeof(uint64_t) * LANES;
-    uint64_t lanes[LANES];
-    for (int k = 0; k < LANES; k++) lanes[k] = k + 1;
+    constexpr int64_t LINE = sizeof(uint64_t) * HASHES;
+    uint64_t own[HASHES];
+    for (int k = 0; k < HASHES; k++) own[k] = k + 1;
     int64_t i = 0;
-    for (; i + LINE <= pieces[p].size; i += LINE) hash_words(pieces[p].bytes + i, LINE, lanes);
-    if (i < pieces[p].size) hash_words(pieces[p].bytes + i, pieces[p].size - i, lanes);
-    memcpy(hashes + p * LANES, lanes, LINE);
+    for (; i + LINE <= pieces[p].size; i += LINE) hash_words(pieces[p].bytes + i, LINE, own);
+    if (i < pieces[p].size) hash_words(pieces[p].bytes + i, pieces[p].size - i, own);
+    memcpy(hashes + p * HASHES, own, LINE);
   }
 }

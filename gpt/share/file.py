@@ -21,7 +21,7 @@ from gpt.weights.checkpoint import RunPart, Snapshot, most_crowded
 from gpt.weights.figures import Figures
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import StoredModel, read_weights
-from gpt.weights.rounding import quantized
+from gpt.weights.rounding import to_int8
 
 Precision = Literal["int8", "float16", "float32"]
 LARGEST = 300_000_000  # bytes; the largest file
@@ -94,7 +94,7 @@ def _packed(weights: Weights, precision: Precision) -> tuple[bytes, dict[str, li
         tensors[name] = [end, rows, values.shape[-1]]
         stored = [values.to(torch.float16 if precision == "float16" else torch.float32)]
         if precision == "int8" and values.dim() == 2:
-            stored = list(quantized(values))
+            stored = list(to_int8(values))
         for tensor in stored:
             parts.append(F.pad(tensor, (0, -tensor.shape[-1] % _LANES)).numpy().tobytes())
             end += len(parts[-1])

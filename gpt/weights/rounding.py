@@ -25,12 +25,12 @@ GROUP = 32  # `GROUP` in step.cpp
 class Int8(NamedTuple):
     """A matrix in int8."""
 
-    steps: Tensor  # (O, I) int8
+    levels: Tensor  # (O, I) int8, from -127 to 127
     scale: Tensor  # (O,) float32
 
     def values(self) -> Tensor:
         """Return the numbers (O, I) in float32."""
-        return self.steps * self.scale[:, None]
+        return self.levels * self.scale[:, None]
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Int4:
         return self.levels * (self.steps * self.scale[:, None]).repeat_interleave(GROUP, dim=1)
 
 
-def quantized(weight: Tensor) -> Int8:
+def to_int8(weight: Tensor) -> Int8:
     """Round a matrix (O, I) to int8. A row's largest absolute value becomes 127."""
     weight = weight.float().contiguous()
     scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12)
     return Int8((weight / scale[:, None]).round().to(torch.int8), scale)
 
 
-def quantized_to_int4(weight: Tensor) -> Int4:
+def to_int4(weight: Tensor) -> Int4:
     """Round a matrix (O, I) to int4. Raises InputError unless `GROUP` divides I.
 
     The number of a group that is furthest from 0 becomes -8, so its step has the opposite sign.
@@ -77,7 +77,7 @@ def is_rounded(name: str, weight: Tensor) -> bool:
 
 def rounded_weight(name: str, weight: Tensor, rounding: Rounding) -> Int8 | Int4:
     """Round the weight of a layer. With int4 the head is in int8: docs/log/generation.md tells why."""
-    return quantized_to_int4(weight) if rounding == "int4" and name != "head" else quantized(weight)
+    return to_int4(weight) if rounding == "int4" and name != "head" else to_int8(weight)
 
 
 def rounding_of(name: Precision | Literal["auto", "pytorch"] | None) -> Rounding | None:
@@ -96,6 +96,7 @@ def in_precision(model: GPT, precision: Precision | None) -> GPT:
 
 def rounded(model: GPT, rounding: Rounding) -> GPT:
     """Return a model whose matrices have the rounded values. It shares all else with the model."""
+    # deepcopy takes what is in this dictionary for copied already, so these tensors are shared.
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     result = copy.deepcopy(model, shared)
     for name, layer in result.named_modules():

@@ -122,9 +122,9 @@ def test_ids_reach_the_program_as_whole_numbers():
 def test_an_allocation_that_fails_is_told(monkeypatch):
     """By the program, for a width for which no machine has memory, and then by what calls it."""
     backend = backend_of(ready())
-    shape = backend._shape(1)
-    shape.D = 1 << 48
-    monkeypatch.setattr(backend, "_shape", lambda tokens: shape)
+    call = backend._call(1)
+    call.D = 1 << 48
+    monkeypatch.setattr(backend, "_call", lambda tokens: call)
     cache = Cache(CONFIG, backend.like)
     cache.reserve(1, 1)
     with pytest.raises(MemoryError, match="no memory to read 1 tokens"):
