@@ -1,8 +1,8 @@
 """Train low-rank adapters (LoRA, Hu et al. 2021) with peft, while the other weights are fixed.
 
 All matrices of the blocks get adapters, without an option: which layers have them matters more than their
-rank, and all of them are best (Dettmers et al. 2023, "QLoRA", section 4). An adapted part of them would be
-one more thing for each checkpoint, export and loader to know.
+rank, and all of them are best (Dettmers et al. 2023, "QLoRA", section 4). Adapting only some layers would
+be one more setting for checkpoints, exports and loaders.
 """
 
 from dataclasses import dataclass

@@ -45,8 +45,8 @@ def head_cross_entropy(
     chunk, and again in the backward pass, so that the logits of only one chunk are in memory.
 
     Args:
-    head: (..., D) -> (..., V).
-    features, targets, chunk, kernel: as for `linear_cross_entropy`.
+        head: (..., D) -> (..., V).
+        features, targets, chunk, kernel: as for `linear_cross_entropy`.
     """
     if is_matrix(head):
         return linear_cross_entropy(features, head.weight, targets, chunk, kernel)  # type: ignore[arg-type]
@@ -75,11 +75,11 @@ def linear_cross_entropy(
     in the forward pass, while the logits exist, and only if gradients are enabled.
 
     Args:
-    features, weight: (N, D) and (V, D).
-    targets: (N,) int64 in [0, V), or IGNORE_INDEX for positions that are not scored.
-    chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
-    kernel: `cross_entropy` compiled for a GPU; by default it runs uncompiled.
-    bias: (V,), constants that are added to the logits of each position. They get no gradient.
+        features, weight: (N, D) and (V, D).
+        targets: (N,) int64 in [0, V), or IGNORE_INDEX for positions that are not scored.
+        chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
+        kernel: `cross_entropy` compiled for a GPU; by default it runs uncompiled.
+        bias: (V,), constants that are added to the logits of each position. They get no gradient.
     """
     if not torch.is_grad_enabled():  # a Function only checks whether its inputs require gradients
         features = features.detach()
@@ -142,6 +142,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     if weight_grad is not None:
                         weight_grad += chunk_grad
                     else:
+                        # Several chunks are added in float32; a single one needs no wider type.
                         weight_grad = chunk_grad if chunk >= len(rows) else chunk_grad.float()
         if features_grad is not None:
             features_grad = features_grad.to(features.dtype)

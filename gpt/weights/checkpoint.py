@@ -220,9 +220,9 @@ def _read(path: Path, with_state: bool) -> Checkpoint:
     return Checkpoint(path=path, tensors=tensors, model=model, run=run, unknown=unknown)
 
 
-def _intact_tensors(name: str, texts: Mapping[str, str], with_state: bool) -> Weights:
+def _intact_tensors(file_name: str, texts: Mapping[str, str], with_state: bool) -> Weights:
     """Map all tensors, or only the weights, into memory; InputError unless they have their checksums."""
-    with safe_open(name, "pt") as file:
+    with safe_open(file_name, "pt") as file:
         names = sorted(file.keys())
         # Files of earlier versions have no `sums`, so all tensors are needed to know the checksum.
         needed = [name for name in names if with_state or "sums" not in texts or not _is_state(name)]

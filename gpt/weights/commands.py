@@ -71,7 +71,7 @@ def export_folder(
     write_export(stored, output, format)
     if format == "hf":
         with atomic_write(output / "README.md") as file:
-            file.write(readable(_card(stored, path, push or output.name)))
+            file.write(_card(stored, path, push or output.name))
     print(f"{output}/ holds the model in the format {format}")
     if push is not None:
         from huggingface_hub import create_repo, upload_folder
@@ -105,7 +105,7 @@ def write_export(stored: StoredModel, folder: Path, format: FolderFormat) -> Non
     """Write weights in another format, with the tokenizer's files if the weights have their own."""
     stored = stored.cropped()
     if format != "hf" and stored.config.exact_gelu != (format == "nanogpt"):
-        what = "nanoGPT computes the GELU exactly, the others but hf by GPT-2's approximation"
+        what = "nanoGPT computes the exact GELU; book and gguf use GPT-2's approximation"
         print(f"note: {what}: logits differ slightly from this model's", file=sys.stderr)
     if format == "gguf":
         return gguf.write(stored.config, stored.weights, folder, stored.tokenizer, stored.template)

@@ -25,7 +25,7 @@ def test_export_and_import_are_inverse_and_write_over_nothing(model, tmp_path, m
         read_back = GPT.from_pretrained(f"from-{format}")
         assert read_back.config == replace(model.config, exact_gelu=format == "nanogpt")
         torch.testing.assert_close(read_back.state_dict(), model.state_dict(), rtol=0, atol=0)
-    assert "nanoGPT computes the GELU exactly" in capsys.readouterr().err
+    assert "nanoGPT computes the exact GELU" in capsys.readouterr().err
     for command in ("import hf --output mine", "export mine --output hf"):
         assert "exists already: choose another name" in refusal(command)
     assert "in the format hf, expected book" in refusal("import hf --format book --output new")
