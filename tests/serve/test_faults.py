@@ -25,7 +25,6 @@ from tests.serve.server import (
     hooked,
     idle,
     new_app,
-    post,
     slow,
     talk,
 )
@@ -101,6 +100,16 @@ def talk_raw(app, receive, send):
     asyncio.run(main())
 
 
+def sending(form):
+    """What a client sends that then waits."""
+    messages = [{"type": "http.request", "body": json.dumps(form).encode()}]
+
+    async def receive():
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    return receive
+
+
 def test_a_body_that_trickles_is_ended():
     async def trickle():
         await asyncio.sleep(0.1)
@@ -118,17 +127,13 @@ def test_a_body_that_trickles_is_ended():
 
 def test_a_stream_that_nobody_reads_is_ended():
     app, sent = new_app(limits=Limits(seconds=1, last_seconds=1)), []
-    messages = [{"type": "http.request", "body": json.dumps({**GOOD, "stream": True}).encode()}]
-
-    async def receive():
-        return messages.pop() if messages else await asyncio.Event().wait()
 
     async def send(message):
         sent.append(message["type"])
         if len(sent) == 3:
             await asyncio.Event().wait()  # the client takes nothing more
 
-    talk_raw(app, receive, send)
+    talk_raw(app, sending({**GOOD, "stream": True}), send)
     assert len(sent) == 3 and idle(app)
 
 
@@ -166,9 +171,12 @@ def test_others_have_their_turn_while_a_large_stream_is_made(making):
         turns.append("ours")
         asyncio.get_running_loop().call_soon(turns.append, "others'")
 
+    async def send(message):
+        """Take it without a turn for others, as a connection does."""
+
     turns = []
     making(take_turns)
-    assert post(new_app(), **LARGE, stream=True).status_code == 200
+    talk_raw(new_app(), sending({**LARGE, "stream": True}), send)
     in_a_row = [len(list(group)) for turn, group in groupby(turns) if turn == "ours"]
     assert sum(in_a_row) == 960 and max(in_a_row) <= 8
 
