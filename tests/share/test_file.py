@@ -32,16 +32,18 @@ def test_a_folder_whose_name_is_not_utf8_is_exported(tmp_path, monkeypatch):
 
 @needs_node
 def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
-    model, last, path = sharp(SHAPE), sharp(SHAPE, seed=64), tmp_path / "it.html"
+    model, last = sharp(SHAPE), sharp(SHAPE, seed=64)
     for step in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64):
         add_snapshot(tmp_path, step, last, TOKENIZER, float("nan") if step == 1 else 9 / step)
-    page = export(path, model).read_text("utf-8")
+    page = export(tmp_path / "it.html", model).read_text("utf-8")
     megabytes = int(re.search(r'"bytes": (\d+)', page)[1]) * 4 / 3e6  # of a snapshot
 
     def with_room_for(count: float):
-        return export(path, model, snapshots=snapshots_of(tmp_path), megabytes=count * megabytes)
+        room = {"snapshots": snapshots_of(tmp_path), "megabytes": count * megabytes}
+        return export(tmp_path / "it.html", model, **room)
 
-    about, logits = run(with_room_for(5.5), ["about"], ["last", [3, 4, 5], 64])
+    path = with_room_for(5.5)
+    about, _, logits = run(path, ["about"], ["last", [3, 4, 5]], ["last", [3, 4, 5], 64])
     first, *others = kept = about["snapshots"]
     assert len(kept) == 5 and (first, kept[-1]) == (1, 64)
     assert all(after / before <= 4 for before, after in zip(kept, others, strict=False))
