@@ -80,7 +80,7 @@ def generate(
         samples[prompt] = iter(engine.add(request))
     for _ in engine.run():
         pass  # the samples hold the tokens
-    texts = [next(samples[prompt]).tokens for prompt in prompts]
+    texts = [next(samples[prompt]).text_tokens for prompt in prompts]
     if isinstance(tokens, Tensor):
         return torch.tensor(texts, dtype=tokens.dtype, device=tokens.device)
     return texts

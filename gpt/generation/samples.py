@@ -96,11 +96,13 @@ class Sample:
         self.is_settled = True
         self.first: int | None = None  # the drawn first new token, if it begins in the prompt
         self.typed = 0  # how many bytes of it belong to the prompt
+        self.added = 0  # tokens before the prompt: `<|endoftext|>`, if the word to draw is all of the prompt
         if ending := request.ending:
             # The word must leave room in the window for the text before it.
             if request.max_new_tokens > 0 and ending.longest <= context // 2:
                 self.search = Search(ending, tokenizer.n_vocab if tokenizer else None)
                 self.is_settled = False
+                self.added = 1 if ending.is_all else 0
             else:
                 self.tokens = [*([] if ending.is_all else self.tokens), *ending.word]
         self.prompt_length = len(self.tokens)
@@ -114,6 +116,11 @@ class Sample:
     def prompt(self) -> list[int]:
         """The tokens of the prompt, as they are read."""
         return self.tokens[: self.prompt_length]
+
+    @property
+    def text_tokens(self) -> list[int]:
+        """The prompt's and the new tokens, without a token that was added before the prompt."""
+        return self.tokens[self.added :]
 
     @property
     def new_tokens(self) -> int:
@@ -217,9 +224,7 @@ class Sample:
 
     def echo_prompt(self) -> list[Token]:
         """Return the prompt's tokens; with no new tokens to add, the sample ends with the last of them."""
-        ending = self.request.ending
-        first = 1 if ending and ending.is_all else 0  # skips the added `<|endoftext|>`
-        return [self._emit(place, self.scores[place]) for place in range(first, len(self.scores))]
+        return [self._emit(place, self.scores[place]) for place in range(self.added, len(self.scores))]
 
     def add(self, id_: int, score: Score) -> Token:
         """Add a drawn token and return it with its text. The sample may end with it."""

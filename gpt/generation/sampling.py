@@ -72,12 +72,12 @@ def sample_tokens(
     """
     if sampling.repetition_penalty != 1:
         logits = penalize(logits, sampling.repetition_penalty, seen)
+    if sampling.temperature > 0 and torch.are_deterministic_algorithms_enabled():
+        logits = logits.cpu()  # a cumulative sum on a GPU is not deterministic, so PyTorch would raise
     finite = logits.amax(dim=-1).isfinite()  # (N,)
     if sampling.temperature == 0:
         ids = logits.argmax(dim=-1)
     else:
-        if torch.are_deterministic_algorithms_enabled():
-            logits = logits.cpu()  # a cumulative sum on a GPU is not deterministic, so PyTorch would raise
         cumulative = probabilities(logits, sampling).cumsum(dim=-1)  # (N, V)
         total = cumulative[:, -1:]
         number = numbers.to(logits.device, cumulative.dtype)[:, None]  # (N, 1)

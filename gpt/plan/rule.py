@@ -292,7 +292,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
         dropout=dropout,
         bpe_dropout=bpe_dropout,
         machine=machine,
-        compile=machine.is_gpu and seconds >= _COMPILING_FROM,
+        compile=machine.device == "cuda" and seconds >= _COMPILING_FROM,
         seconds=seconds,
         steps=int(in_time if is_whole else max(in_part, _FEWEST_STEPS)),
         is_whole=is_whole,
@@ -308,7 +308,7 @@ def timed_shape(seconds: float) -> Shape:
     A fixed shape would not do: on a core with matrix instructions a large model makes 1.6 times as many
     operations per second as a small one.
     """
-    usual = Machine(speed=USUAL_SPEED * cores(), memory=math.inf, is_gpu=False)
+    usual = Machine(speed=USUAL_SPEED * cores(), memory=math.inf)
     shape = _shape(_ENDLESS, usual, usual.speed * seconds, Given())
     width, layers = min((shape.emb_dim, shape.num_layers), _LARGEST_TIMED)
     windows = _TIMED_TOKENS // shape.context_length

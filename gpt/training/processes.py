@@ -4,12 +4,19 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
+from itertools import count
 
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 _WAITING = timedelta(minutes=10)
 _FAILED = "failed"
+_CALLS = count()  # all processes make the same calls in the same order
+
+
+def process_count() -> int:
+    """Return the number of processes that torchrun has started together, or 1."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "MASTER_ADDR" in os.environ else 1
 
 
 def of_first_process(name: str, measure: Callable[[], float]) -> float:
@@ -18,10 +25,10 @@ def of_first_process(name: str, measure: Callable[[], float]) -> float:
     The processes connect through torchrun's address. If the first one fails, the others raise RuntimeError. A
     single process measures for itself.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+    if process_count() == 1:
         return measure()
     store = _store()
-    key = f"gpt/{name}"
+    key = f"gpt/{next(_CALLS)}/{name}"
     if os.environ["RANK"] == "0":
         try:
             value = measure()

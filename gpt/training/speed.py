@@ -1,7 +1,6 @@
 """The time and memory of a training step: operations of a shape, and operations per second of a machine."""
 
 import json
-import os
 import time
 import timeit
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from gpt.model import GPT
 from gpt.training.device import Precision, default_precision, device_name, free_memory, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
-from gpt.training.processes import of_first_process
+from gpt.training.processes import of_first_process, process_count
 from gpt.training.sampled import sampled_cross_entropy, sampled_share
 from gpt.weights.load import Accelerator, choose_device
 
@@ -101,8 +100,14 @@ class Machine:
     """Training operations per second, of all processes together."""
     memory: float
     """Bytes for each process."""
-    is_gpu: bool
+    device: str = "cpu"
+    """The type of PyTorch's device: `cpu`, `cuda` or `mps`."""
     processes: int = 1
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether its device is not a CPU. Such a device scores the whole vocabulary."""
+        return self.device != "cpu"
 
     @property
     def sampled_softmax(self) -> int:
@@ -122,12 +127,12 @@ def time_machine(
     accelerator = accelerator or "auto"
     device = choose_device(accelerator)
     kind = precision or default_precision(accelerator)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun
+    processes = process_count()
     timed = _TIMED_ON_GPU if device.type == "cuda" else shape
     return Machine(
         speed=processes * of_first_process("speed", lambda: _speed(device, kind, timed)),
         memory=of_first_process("memory", lambda: free_memory(device)),
-        is_gpu=device.type == "cuda",
+        device=device.type,
         processes=processes,
     )
 
@@ -167,7 +172,7 @@ def _read_speeds(path: Path) -> dict[str, float]:
 
 def _timed(device: torch.device, precision: str, shape: Shape) -> tuple[float, bool]:
     """Measure training operations per second on a shape, and whether the machine was idle."""
-    machine = Machine(speed=1.0, memory=0.0, is_gpu=device.type == "cuda")
+    machine = Machine(speed=1.0, memory=0.0, device=device.type)
     step = _step(shape, machine.sampled_softmax, device, precision)
     step()  # the first step is slow
     began = time.perf_counter()

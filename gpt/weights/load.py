@@ -38,6 +38,8 @@ Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _POSITIONS = "position_embedding.weight"
+_OTHER_FILES = ("ckpt.pt", "model.pth")
+"""The usual names of nanoGPT's and the book's files. In a folder they come before `model.safetensors`."""
 _FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
@@ -189,7 +191,8 @@ def find(path: StrPath | None = None) -> Path:
         return folder or _download(hub_name, revision or None)
     if path.name == "config.yaml":
         raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
-    if path.is_file() or (path / "config.json").is_file() or (path / "ckpt.pt").is_file():
+    known = ("config.json", *_OTHER_FILES)
+    if path.is_file() or any((path / file).is_file() for file in known):
         return path
     best = path / "checkpoints" / f"best{SUFFIX}"
     if best.is_file():
@@ -231,9 +234,7 @@ def read_weights(path: StrPath | None) -> StoredModel:
     path = find(path)
     if path.name == "model.safetensors" and path.with_name("config.json").is_file():
         path = path.parent
-    for name in ("ckpt.pt", "model.pth"):  # usual names in other programs' folders
-        if (path / name).is_file():
-            path = path / name
+    path = next((path / name for name in _OTHER_FILES if (path / name).is_file()), path)
     checkpoint = read_model(path) if path.suffix == SUFFIX else None
     try:
         if checkpoint is not None:

@@ -147,3 +147,20 @@ def test_a_typed_text_is_healed_unless_it_is_not_wanted(learned):
 
     assert prompt + text(prompt) == SENTENCE
     assert text(prompt, heal=False) == text(tokenizer.encode(prompt)) != text(prompt)
+
+
+@pytest.mark.parametrize("prompt", ["I", "returning"])
+def test_a_prompt_of_one_word_is_echoed_whole_and_without_an_added_token(learned, prompt):
+    model, tokenizer = learned
+    engine = Engine(model, tokenizer)
+    engine.add(typed(tokenizer, prompt, echo=True, max_new_tokens=0))
+    tokens = list(engine.run())
+    assert [token.id for token in tokens] == tokenizer.encode(prompt)
+    assert "".join(token.text for token in tokens) == prompt and tokens[-1].finished == "length"
+
+
+def test_generate_returns_a_healed_prompt_of_one_word_without_an_added_token(learned):
+    model, tokenizer = learned
+    prompt = tokenizer.encode(SENTENCE[:3])
+    (row,) = generate(model, [prompt], max_new_tokens=5, temperature=0, heal=tokenizer)
+    assert SENTENCE.startswith(tokenizer.decode(row))

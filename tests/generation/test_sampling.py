@@ -109,12 +109,17 @@ def test_a_value_out_of_range_is_named(name, value):
 
 
 class OnGPU(torch.Tensor):
-    """A tensor whose cumulative sum raises, as on a GPU, until `cpu()` has made it a plain one."""
+    """A tensor that behaves as on a GPU until `cpu()` has made it a plain one.
+
+    Its cumulative sum is not deterministic, and it does not mask a tensor of the CPU.
+    """
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         if function is torch.Tensor.cumsum:
             raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+        if function is torch.Tensor.masked_fill and type(args[0]) is not type(args[1]):
+            raise RuntimeError("expected self and mask to be on the same device")
         result = super().__torch_function__(function, types, args, kwargs)
         return result.as_subclass(torch.Tensor) if function is torch.Tensor.cpu else result
 

@@ -24,7 +24,7 @@ from gpt.run.start import Start, start
 from gpt.training import speed
 from gpt.training.speed import Machine
 
-CORE = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
+CORE = Machine(speed=3.3e11, memory=16e9)
 ON_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
 PLAIN = " ".join(f"--{name} {value}" for name, value in ON_CPU.items())
 
@@ -140,7 +140,7 @@ def test_a_vocabulary_by_hand_is_kept(place, options, size):
 def test_a_longer_text_is_read_in_part():
     """What a model of this size can be trained on, and what the cores can tokenize."""
     assert bytes_to_read(CORE, 2) == 1 << 24 < bytes_to_read(CORE, 20)
-    fast = Machine(speed=1e15, memory=1e11, is_gpu=True)
+    fast = Machine(speed=1e15, memory=1e11, device="cuda")
     assert bytes_to_read(fast, 2) <= 2 * 2 * cores() * 8e6
 
 

@@ -11,8 +11,8 @@ from gpt.plan.rule import USUAL_COMPUTE, Given, Machine, Plan, Text, choose, tim
 from gpt.run.arguments import options_of, typed
 from gpt.training.sampled import LATE
 
-CORE = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
-GPU = Machine(speed=2e14, memory=1.4e11, is_gpu=True)
+CORE = Machine(speed=3.3e11, memory=16e9)
+GPU = Machine(speed=2e14, memory=1.4e11, device="cuda")
 MEGABYTE = Text(size=1_100_000, val_fraction=0.1)
 USUAL = USUAL_COMPUTE / CORE.speed  # seconds
 

@@ -14,7 +14,7 @@ from gpt.weights.checkpoint import RunPart
 
 def planned(**changes: object) -> Plan:
     """A plan whose steps, of a run without samples, are told."""
-    machine = Machine(speed=3.3e11, memory=16e9, is_gpu=False)
+    machine = Machine(speed=3.3e11, memory=16e9)
     plan = choose(Text(size=10**7, val_fraction=0.01), machine, 60, Given())
     return dataclasses.replace(plan, **{"validation": 0.0, "slower": 1.0, "is_whole": True, **changes})
 
