@@ -149,7 +149,7 @@ def test_a_typed_text_is_healed_unless_it_is_not_wanted(learned):
     assert text(prompt, heal=False) == text(tokenizer.encode(prompt)) != text(prompt)
 
 
-@pytest.mark.parametrize("prompt", ["I", "returning"])
+@pytest.mark.parametrize("prompt", ["We", "return"])
 def test_a_prompt_of_one_word_is_echoed_whole_and_without_an_added_token(learned, prompt):
     model, tokenizer = learned
     engine = Engine(model, tokenizer)
