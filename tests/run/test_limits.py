@@ -129,33 +129,43 @@ def test_what_a_plan_supposes_counts_until_it_is_measured():
         assert run.part.total == pytest.approx(total, abs=1)
 
 
+TIME = "the time of --minutes is over"
 EARLY = "before its time, as held-out text was best after step {} and more steps gained nothing"
+STALLED = "before its time, as the held-out loss has not fallen since step {}"
+RISING = "val_loss rose 3 times in a row: it was lowest after step {}"
+A_PART = {"steps": 200, "is_whole": False}
+ALL_TIME = {"steps": 1000}
+RISES = {200: 4.0, 300: 4.5, 400: 4.4, 500: 4.5, 600: 4.6, 700: 4.7}
+DECIDED = {
+    "each part gains: twice as many steps, then all that the time allows": (A_PART, 85, {}, 850, TIME),
+    "the second part gains nothing": (A_PART, 85, {400: 4.995}, 400, EARLY.format(200)),
+    "the first part was best before its end": (A_PART, 85, {100: 4.0}, 200, EARLY.format(100)),
+    "a further part begins with a higher rate": (A_PART, 50, {200: 4.0, 300: 4.6, 400: 4.8}, 500, TIME),
+    "no fall at step 500 brings the end nearer, once": (
+        ALL_TIME,
+        100,
+        {500: 4.97, 600: 4.98, 625: 3.0},
+        625,
+        STALLED.format(400),
+    ),
+    "no fall at step 900, when 1,125 would be later": (ALL_TIME, 100, {900: 4.97}, 1000, TIME),
+    "the losses of a tuning rise three times": (None, 90, RISES, 700, RISING.format(200)),
+}
 
 
-@pytest.mark.parametrize(
-    ("losses", "steps", "why"),
-    [
-        # At 200 it gains: twice as many, then all that the time allows.
-        ({}, 850, "the time of --minutes is over"),
-        ({400: 4.995}, 400, EARLY.format(200)),
-        ({200: 5.5, 100: 4.0}, 200, EARLY.format(100)),
-    ],
-)
-def test_the_result_decides_how_long_a_text_is_read(losses, steps, why):
-    """A step is a tenth of a second, and a part of the time was planned: 200 steps of 85 seconds."""
-    run = Run(planned(steps=200, is_whole=False), interval=100, minute=85.0)
+@pytest.mark.parametrize(("plan", "seconds", "losses", "steps", "why"), DECIDED.values(), ids=DECIDED)
+def test_held_out_losses_decide_when_a_run_ends(plan, seconds, losses, steps, why):
+    """A step takes a tenth of a second. Losses that are not given fall slowly from 5."""
+    run = Run(planned(**plan) if plan else None, interval=100, minute=seconds)
     run.train(lambda _: 0.1, loss=lambda step: losses.get(step, 5.0 - step / 10_000))
-    assert (run.part.step, run.limits.why()) == (steps, why)
-    if not losses:  # a run that became four times as long is validated a fourth as often
-        assert run.validated == [100, 200, 400, 850]
+    assert run.part.step == pytest.approx(steps, abs=1)
+    assert run.limits.why() == why
 
 
-def test_a_further_part_begins_with_a_higher_rate_so_its_losses_may_rise():
-    losses = {50: 4.9, 100: 4.8, 150: 4.7, 200: 4.0, 250: 4.5, 300: 4.6, 350: 4.7, 400: 4.8}
-    run = Run(planned(steps=200, is_whole=False), interval=50, minute=50.0)
-    run.train(lambda _: 0.1, loss=lambda step: losses.get(step, 3.9))
-    assert run.part.best_step == pytest.approx(500, abs=1)
-    assert run.limits.why() == "the time of --minutes is over"
+def test_a_run_that_became_four_times_as_long_is_validated_a_fourth_as_often():
+    run = Run(planned(**A_PART), interval=100, minute=85.0)
+    run.train(lambda _: 0.1)
+    assert run.validated == [100, 200, 400, 850]
 
 
 @pytest.mark.parametrize(
@@ -173,32 +183,6 @@ def test_a_further_part_is_as_long_as_all_before_where_there_is_time_for_it_and_
     assert (end or parts.end).why == then
     if end is None:
         assert parts.end == (End(200, then) if then else Parts(None).end)
-
-
-STALLED = "before its time, as the held-out loss has not fallen since step {}"
-
-
-@pytest.mark.parametrize(
-    ("best", "steps", "why"),
-    [
-        (400, 625, STALLED.format(400)),  # seen at step 500
-        (800, 1000, "the time of --minutes is over"),  # seen at step 900, and 1,125 would be later
-    ],
-)
-def test_a_loss_that_no_longer_falls_brings_the_end_forward(best, steps, why):
-    """And with it the end of the schedule. Later losses bring it no nearer."""
-    run = Run(planned(steps=1000), interval=100, minute=100.0)
-    run.train(lambda _: 0.1, loss=lambda step: 5.0 - min(step, best) / 1000 - (step > 600))
-    assert run.part.step == pytest.approx(steps, abs=1)
-    assert run.limits.why() == why
-
-
-def test_a_loss_that_rises_three_times_in_a_row_ends_a_tuning_for_a_time():
-    losses = {100: 5.0, 200: 4.0, 300: 4.5, 400: 4.4, 500: 4.5, 600: 4.6, 700: 4.7}
-    run = Run(None, interval=100, minute=90.0)
-    run.train(lambda _: 0.1, loss=losses.get)
-    assert run.part.step == 700
-    assert run.limits.why() == "val_loss rose 3 times in a row: it was lowest after step 200"
 
 
 def test_a_resumed_run_makes_the_updates_that_its_checkpoint_says(capsys):

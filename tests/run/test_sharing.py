@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,32 +43,26 @@ def test_more_threads_than_cores_end_the_spinning():
     assert afterwards > 0.5
 
 
-@dataclass
-class Looks:
-    """The run's end, which is looked at now and then: threads wait for a core for `shares` of a second."""
-
-    shares: list[float]
-    teams: list[Event] = field(default_factory=list)
-    waited: float = 0.0
-    seen: list[list[str]] = field(default_factory=list)
-    """The teams at each look."""
-
-    def wait(self, seconds: float) -> bool:
-        self.seen.append(["ended" if team.is_set() else "sleeping" for team in self.teams])
-        if not self.shares:
-            return True
-        self.waited += self.shares.pop(0) * seconds
-        return False
-
-    def sleeping_team(self) -> Event:
-        self.teams.append(Event())
-        return self.teams[-1]
-
-
 def test_the_teams_stay_while_the_cores_are_busy(monkeypatch):
-    looks = Looks(shares=[0.1, 0.9, 0.1, 0.01, 0.9])
-    monkeypatch.setattr(threads, "sleeping_teams", looks.sleeping_team)
-    monkeypatch.setattr(threads, "seconds_waited", lambda: looks.waited)
-    share_cores(looks)
-    assert looks.seen == [[], [], ["sleeping"], ["sleeping"], ["ended"], ["ended", "sleeping"]]
-    assert all(team.is_set() for team in looks.teams)  # the second one at the end of the run
+    """Between two looks, threads wait for a core for these shares of the time."""
+    shares = iter([0.1, 0.9, 0.1, 0.01, 0.9])
+    waited = 0.0
+    teams = []
+    seen = []  # at each look, which teams have ended
+
+    def wait(seconds: float) -> bool:
+        nonlocal waited
+        seen.append([team.is_set() for team in teams])
+        share = next(shares, None)
+        waited += seconds * (share or 0.0)
+        return share is None
+
+    def sleeping_team() -> Event:
+        teams.append(Event())
+        return teams[-1]
+
+    monkeypatch.setattr(threads, "sleeping_teams", sleeping_team)
+    monkeypatch.setattr(threads, "seconds_waited", lambda: waited)
+    share_cores(SimpleNamespace(wait=wait))
+    assert seen == [[], [], [False], [False], [True], [True, False]]
+    assert all(team.is_set() for team in teams)  # the second one at the end of the run
