@@ -35,6 +35,8 @@ def test_the_meaning_of_each_option_begins_below_it_with_a_small_letter(command,
 
 def test_an_option_shows_its_values_and_its_default(capsys):
     out = help_of(capsys, "generate")
+    assert out.startswith("usage: gpt generate [CHECKPOINT] [--NAME VALUE]...\n")
+    assert help_of(capsys, "plot").startswith("usage: gpt plot RUNS... [--NAME VALUE]...\n")
     assert "  --temperature NUMBER\n" in out and "own distribution (default: 0.8)\n" in out
     assert "  --max_new_tokens N\n" in out and "  --device {auto,cpu,cuda,mps}\n" in out
     assert "  --prompt PROMPT\n" in out and "  --interactive [{true,false}]\n" in out

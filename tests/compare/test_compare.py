@@ -214,13 +214,21 @@ def test_two_processes_do_not_use_one_folder():
     compared(machine, LR)
 
 
-def test_the_time_of_a_step_leaves_out_start_moments_and_validations_and_counts_a_slower_last_fifth(tmp_path):
-    milliseconds = [500, *[10, 10, 10] * 4, 30, 30, 30]
-    milliseconds[5] = milliseconds[14] = 900  # the machine did something else
+def time_of_a_step(folder: Path, milliseconds: list[float]) -> float:
+    """What is measured of steps that took these times, with a validation after the last but one."""
     rows = [f"{step},{10 * step},{1e4 / ms}," for step, ms in enumerate(milliseconds, 1)]
-    rows.insert(7, "7,70,,2.0")
-    write_metrics(tmp_path, rows)
-    assert milliseconds_per_step(Metrics.read(tmp_path)) == pytest.approx((4 * 10 + 30) / 5)
+    rows.insert(-1, f"{len(rows) - 1},{10 * len(rows) - 10},,2.0")
+    write_metrics(folder, rows)
+    return milliseconds_per_step(Metrics.read(folder))
+
+
+def test_the_time_of_a_step_leaves_out_start_moments_and_validations_and_counts_a_slower_last_fifth(tmp_path):
+    moment = [900, 10, 10]  # in which the machine did something else
+    steady = [10, 10, 10]
+    assert time_of_a_step(tmp_path, [500, *steady, *moment, *steady, *steady, 30, 900, 30]) == pytest.approx(
+        14
+    )
+    assert time_of_a_step(tmp_path, [500, 10, 20]) == pytest.approx(15)
 
 
 def test_nothing_is_said_of_the_same_time_where_times_scatter(capsys):
