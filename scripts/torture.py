@@ -26,7 +26,7 @@ from faults.fingerprint import fingerprint
 from faults.forked import run, run_beside
 
 import gpt.run.fit  # noqa: F401 - once, before the processes that are killed are forked
-from gpt.weights.checkpoint import checkpoints_of, order_of
+from gpt.weights.runs import checkpoints_of, order_of
 
 MOMENTS = ("anywhere", "step", "write", "rename", "validation")
 TEXT = "The quick brown fox jumps over the lazy dog, and on it goes.\n" * 300

@@ -13,7 +13,7 @@ from gpt.errors import InputError, check_least
 from gpt.files import cache_folder
 from gpt.plain import parse_yaml
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.checkpoint import newest_text
+from gpt.weights.runs import newest_text
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 

@@ -91,18 +91,13 @@ class Sample:
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
         self.numbers = uniform(seed, k)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
-        # If the prompt's last word is to be drawn: the search among its ways, and whether that is done.
+        # If the prompt's last word is to be drawn: the search among its ways, and then what was drawn.
         self.search: Search | None = None
-        self.is_settled = True
-        self.first: int | None = None  # the drawn first new token, if it begins in the prompt
-        self.typed = 0  # how many bytes of it belong to the prompt
-        self.added = 0  # tokens before the prompt: `<|endoftext|>`, if the word to draw is all of the prompt
+        self.spelling: Spelling | None = None
         if ending := request.ending:
             # The word must leave room in the window for the text before it.
             if request.max_new_tokens > 0 and ending.longest <= context // 2:
                 self.search = Search(ending, tokenizer.n_vocab if tokenizer else None)
-                self.is_settled = False
-                self.added = 1 if ending.is_all else 0
             else:
                 self.tokens = [*([] if ending.is_all else self.tokens), *ending.word]
         self.prompt_length = len(self.tokens)
@@ -116,6 +111,11 @@ class Sample:
     def prompt(self) -> list[int]:
         """The tokens of the prompt, as they are read."""
         return self.tokens[: self.prompt_length]
+
+    @property
+    def added(self) -> int:
+        """The number of tokens added before the prompt: `<|endoftext|>` if the word to draw is all of it."""
+        return 1 if self.search and self.search.ending.is_all else 0
 
     @property
     def text_tokens(self) -> list[int]:
@@ -138,9 +138,19 @@ class Sample:
         return self.read - self.start
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the prompt is known to its end, as no word of it is left to draw."""
+        return self.search is None or self.spelling is not None
+
+    @property
+    def first(self) -> int | None:
+        """The first new token, if it was drawn with the prompt's last word and is not added yet."""
+        return self.spelling.first if self.spelling and not self.new_tokens else None
+
+    @property
     def path(self) -> tuple[int, ...] | None:
         """The next path of the search to read after the prompt's tokens. None if there is none."""
-        return None if self.is_settled or self.search is None else self.search.unread
+        return self.search.unread if self.search and not self.spelling else None
 
     @property
     def is_reading(self) -> bool:
@@ -175,7 +185,7 @@ class Sample:
         self.read = end
         self.logits = logits[-1:]
         self._slide()
-        if self.search and not self.is_settled and self.unread == 0:
+        if self.search and not self.spelling and self.unread == 0:
             self.search.take((), self.logits)
 
     def _slide(self) -> None:
@@ -183,7 +193,7 @@ class Sample:
         room = 0
         if self.unread:
             room = 1
-        elif self.search and not self.is_settled:
+        elif self.search and not self.spelling:
             room = self.search.ending.longest
         if self.held + room > self.context:
             self.start = window_start(self.read + room, self.context)
@@ -200,10 +210,8 @@ class Sample:
         return True
 
     def _settle(self, spelling: Spelling) -> None:
-        """Add the drawn tokens of the prompt's last word. Keep the first new token if it begins there."""
-        self.is_settled = True
-        self.first = spelling.first
-        self.typed = spelling.typed
+        """Add the drawn tokens of the prompt's last word, which may begin a new token."""
+        self.spelling = spelling
         self.tokens += spelling.prompt
         self.prompt_length = len(self.tokens)
         start = window_start(self.prompt_length, self.context)
@@ -229,7 +237,6 @@ class Sample:
     def add(self, id_: int, score: Score) -> Token:
         """Add a drawn token and return it with its text. The sample may end with it."""
         self.tokens.append(id_)
-        self.first = None
         token = self._emit(len(self.tokens) - 1, score)
         self._slide()
         return token
@@ -252,7 +259,7 @@ class Sample:
         elif new >= request.max_new_tokens:
             self.finished = "length"
         if self.text:
-            typed = self.typed if new == 1 else 0
+            typed = self.spelling.typed if self.spelling and new == 1 else 0
             if request.echo and new <= 1:
                 text = self.text.echo(id_, None if new <= 0 else typed)
             if new > 0:

@@ -14,9 +14,9 @@ from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import backend_for, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
 from gpt.progress import emphasised, for_terminal, notice
-from gpt.weights.checkpoint import run_of
 from gpt.weights.load import Device, find, load_with_template
 from gpt.weights.rounding import Precision
+from gpt.weights.runs import run_of
 
 
 def write(

@@ -15,19 +15,9 @@ from gpt.run.folder import RunFolder
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import (
-    SUFFIX,
-    Checkpoint,
-    ModelPart,
-    Order,
-    RunPart,
-    checkpoints_of,
-    next_session,
-    order_of,
-    read,
-    write,
-)
+from gpt.weights.checkpoint import Checkpoint, ModelPart, Order, RunPart, read, write
 from gpt.weights.formats.table import Weights
+from gpt.weights.runs import SUFFIX, checkpoints_of, next_session, order_of
 
 LOSSES = "losses"  # key of the loss summed since the last row of metrics.csv, saved for each process
 RECORDS = ("metrics.csv", "samples.txt")  # files that grow while a run trains

@@ -8,8 +8,9 @@ from pathlib import Path
 from gpt.errors import InputError
 from gpt.plain import shown
 from gpt.progress import aligned, spell_out_controls
-from gpt.weights.checkpoint import RUNS, RunPart, checkpoints_of, parts_of
+from gpt.weights.checkpoint import RunPart, parts_of
 from gpt.weights.figures import bits_of_best
+from gpt.weights.runs import RUNS, checkpoints_of
 
 _HEADINGS = ("run", "text", "bits per byte", "steps", "minutes", "saved")
 _LEFT_ALIGNED = 2  # columns

@@ -6,8 +6,9 @@ import torch
 
 from gpt.files import Folder
 from gpt.run.folder import RunFolder
-from gpt.weights.checkpoint import ModelPart, Snapshot, most_crowded, snapshots_of, write
+from gpt.weights.checkpoint import ModelPart, write
 from gpt.weights.formats.table import Weights
+from gpt.weights.runs import Snapshot, most_crowded, snapshots_of
 
 
 class Snapshots:

@@ -22,9 +22,10 @@ from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
 from gpt.training.speed import Shape, time_machine
-from gpt.weights.checkpoint import RUNS, Checkpoint, RunPart, checkpoints_of, newest_run, read
+from gpt.weights.checkpoint import Checkpoint, RunPart, read
 from gpt.weights.formats.table import check_complete
 from gpt.weights.load import StoredModel, read_weights
+from gpt.weights.runs import RUNS, checkpoints_of, newest_run
 
 T = TypeVar("T")
 AUTO_OR_NEW = "auto_or_new"

@@ -17,9 +17,10 @@ from gpt.run.start import Start
 from gpt.training.lora import ALPHA
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import AdapterPart, without_adapters
-from gpt.weights.checkpoint import ModelPart, RunPart, checkpoints_of
+from gpt.weights.checkpoint import ModelPart, RunPart
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import PretrainedGPT
+from gpt.weights.runs import checkpoints_of
 
 
 class Store:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from gpt.errors import InputError
 from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread
-from gpt.weights.checkpoint import snapshots_of
+from gpt.weights.runs import snapshots_of
 
 
 class History:

@@ -12,9 +12,10 @@ from gpt.files import readable
 from gpt.generation.build import built_meanwhile
 from gpt.generation.decoding import for_decoding, suits_program
 from gpt.progress import notice
-from gpt.weights.checkpoint import parts_of, run_of
+from gpt.weights.checkpoint import parts_of
 from gpt.weights.load import Device, find, load_with_template
 from gpt.weights.rounding import Precision
+from gpt.weights.runs import run_of
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 

@@ -8,11 +8,12 @@ from gpt.evaluation.copied import training_text
 from gpt.files import check_free, readable
 from gpt.share.file import Precision, write
 from gpt.share.gpt2 import is_gpt2
-from gpt.weights.checkpoint import parts_of, run_of, snapshots_of
+from gpt.weights.checkpoint import parts_of
 from gpt.weights.commands import FolderFormat, export_folder
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import check_known
 from gpt.weights.load import StoredModel, find, read_weights
+from gpt.weights.runs import run_of, snapshots_of
 
 
 def export_weights(

@@ -17,11 +17,12 @@ from gpt.files import atomic_write
 from gpt.progress import counted
 from gpt.share.page import page_of
 from gpt.text.table import LAST_WORD, WORDS, pack
-from gpt.weights.checkpoint import RunPart, Snapshot, most_crowded
+from gpt.weights.checkpoint import RunPart
 from gpt.weights.figures import Figures
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import StoredModel, read_weights
 from gpt.weights.rounding import to_int8
+from gpt.weights.runs import Snapshot, most_crowded
 
 Precision = Literal["int8", "float16", "float32"]
 LARGEST = 300_000_000  # bytes; the largest file

@@ -9,9 +9,9 @@ from typing import Literal
 from gpt.errors import InputError
 from gpt.files import atomic_write, check_free, readable
 from gpt.text.tokenizer import SMALLEST_SIZE
-from gpt.weights.checkpoint import run_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.load import StoredModel, read_weights
+from gpt.weights.runs import run_of
 from gpt.weights.tensors import read_json
 
 FolderFormat = Literal["hf", "nanogpt", "book", "gguf"]

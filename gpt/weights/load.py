@@ -19,17 +19,10 @@ from gpt.plain import build, is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.checkpoint import (
-    RUNS,
-    SUFFIX,
-    Checkpoint,
-    checkpoints_of,
-    newest_run,
-    read_model,
-    snapshots_of,
-)
+from gpt.weights.checkpoint import Checkpoint, read_model
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
+from gpt.weights.runs import RUNS, SUFFIX, checkpoints_of, newest_run, snapshots_of
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
 
 Device = Literal["auto", "cpu", "cuda", "mps"]

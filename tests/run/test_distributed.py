@@ -11,7 +11,8 @@ import pytest
 import torch
 from tiny_runs import COMMAND, checkpoint, rows
 
-from gpt.weights.checkpoint import read, snapshots_of
+from gpt.weights.checkpoint import read
+from gpt.weights.runs import snapshots_of
 
 FORKS = Path(__file__).parents[1] / "forks.py"
 PLAIN = f"""{COMMAND} --model.config.dropout 0 --log_every 1 --trainer.accumulate_grad_batches 1

@@ -17,7 +17,8 @@ from gpt.run import start
 from gpt.run.checkpoint import Checkpoints
 from gpt.run.folder import Claim
 from gpt.weights import checkpoint as checkpoints
-from gpt.weights.checkpoint import order_of, read
+from gpt.weights.checkpoint import read
+from gpt.weights.runs import order_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, signals and flock")
 LAST = Path("runs/mine/checkpoints/last.safetensors")

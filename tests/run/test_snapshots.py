@@ -12,8 +12,9 @@ from tiny_runs import COMMAND, fit, gpt, result, run_in
 from gpt.files import Folder
 from gpt.run import snapshots
 from gpt.run.snapshots import thin
-from gpt.weights.checkpoint import read, snapshots_of
+from gpt.weights.checkpoint import read
 from gpt.weights.load import load
+from gpt.weights.runs import snapshots_of
 
 OPTIONS = "--checkpoint_every 1 --keep_checkpoints 100 --trainer.max_steps 21"
 STEPS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 21]

@@ -17,8 +17,9 @@ from gpt.data.prepare import prepare_for
 from gpt.errors import InputError
 from gpt.generation import Sampling, stream_samples
 from gpt.run.temperature import divide_logits, find_temperature
-from gpt.weights.checkpoint import Checkpoint, read, snapshots_of
+from gpt.weights.checkpoint import Checkpoint, read
 from gpt.weights.load import load, read_weights, start_from
+from gpt.weights.runs import snapshots_of
 
 SURE = "--model.optimizer.lr 0.05 --model.optimizer.rest_lr 0.05"
 SCALED = f"{SURE} --temperature_scaling true"

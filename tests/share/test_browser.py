@@ -6,7 +6,7 @@ import pytest
 
 from gpt import GPTConfig, Tokenizer
 from gpt.text.template import Template
-from gpt.weights.checkpoint import snapshots_of
+from gpt.weights.runs import snapshots_of
 from tests.browser import marks
 from tests.generation.conftest import sharp
 from tests.serve.server import MODEL, TOKENIZER

@@ -11,8 +11,9 @@ from tiny_runs import gpt
 
 from gpt import GPTConfig, Tokenizer
 from gpt.share import file
-from gpt.weights.checkpoint import RunPart, snapshots_of
+from gpt.weights.checkpoint import RunPart
 from gpt.weights.load import StoredModel
+from gpt.weights.runs import snapshots_of
 from tests.generation.conftest import sharp
 from tests.share.node import export, needs_node, run
 from tests.snapshots import add_checkpoint, add_snapshot

@@ -14,8 +14,9 @@ from gpt import GPT, GPTConfig
 from gpt.errors import InputError
 from gpt.training.lora import add_adapters
 from gpt.weights.adapters import AdapterPart, merge
-from gpt.weights.checkpoint import read, snapshots_of
+from gpt.weights.checkpoint import read
 from gpt.weights.load import find, load, read_weights
+from gpt.weights.runs import snapshots_of
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 

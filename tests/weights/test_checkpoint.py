@@ -9,17 +9,10 @@ import pytest
 import torch
 
 from gpt.errors import InputError
-from gpt.weights.checkpoint import (
-    ModelPart,
-    RunPart,
-    checkpoints_of,
-    newest_run,
-    next_session,
-    read,
-    read_model,
-)
+from gpt.weights.checkpoint import ModelPart, RunPart, read, read_model
 from gpt.weights.checkpoint import write as write_checkpoint
 from gpt.weights.load import find
+from gpt.weights.runs import checkpoints_of, newest_run, next_session
 
 MODEL = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
 

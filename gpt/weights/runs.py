@@ -1,0 +1,88 @@
+"""The checkpoints and snapshots in a run's folder, and their order.
+
+Only headers are read here. Which checkpoint is the newest is decided by the numbers in them and never by the
+times of files, which a copy changes.
+"""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from gpt.errors import InputError
+from gpt.weights.checkpoint import Order, parts_of
+
+RUNS = Path("runs")
+SUFFIX = ".safetensors"
+Snapshot = tuple[int, float, Path]  # step, loss of its batch in nats per token, file of the weights
+_BROKEN = (0, 0, 0.0)  # the order of a checkpoint whose header cannot be read
+
+
+def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
+    """Return a run's checkpoints, newest first; those with unreadable headers come before or after all."""
+    orders = _orders(run)
+    # Two names of one file are ordered by name, independent of the folder's order: `last` before `best`.
+    newest_first = sorted(orders, key=lambda path: (orders[path], path.name), reverse=True)
+    return sorted(newest_first, key=lambda path: orders[path] != _BROKEN) if broken_first else newest_first
+
+
+def newest_text(run: Path) -> str:
+    """Return the hash of the training text in a run's newest checkpoint; "" if there is none."""
+    for path in checkpoints_of(run, broken_first=False):
+        with suppress(ValueError, OSError):
+            if run_part := parts_of(path)[1]:
+                return run_part.corpus
+    return ""
+
+
+def newest_run() -> Path | None:
+    """Return the run in `runs/` with the newest checkpoint by the saved times; None if there is none."""
+    saved = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
+    return max(saved)[1] if saved else None
+
+
+def order_of(path: Path) -> Order:
+    """Return the order of a checkpoint, reading only its header; InputError if it is no checkpoint."""
+    _, run = parts_of(path)
+    if run is None:
+        raise InputError(f"{path} is a snapshot, which holds only weights")
+    return run.order
+
+
+def next_session(run: Path) -> int:
+    """Return a number above that of every session in the run's checkpoints."""
+    return 1 + max((order[0] for order in _orders(run).values()), default=0)
+
+
+def snapshots_of(run: Path) -> list[Snapshot]:
+    """Return the snapshots of a run in the order of their steps."""
+    name = re.compile(r"step-(\d{1,15})-loss-(\d+\.\d+|nan|inf)\.safetensors")
+    matches = [
+        (name.fullmatch(path.name), path) for path in run.glob(f"snapshots/*{SUFFIX}") if path.is_file()
+    ]
+    return sorted((int(match[1]), float(match[2]), path) for match, path in matches if match)
+
+
+def most_crowded(snapshots: list[Snapshot]) -> int:
+    """Return the index of the snapshot with the closest neighbours, by ratio of steps; never an end.
+
+    There have to be at least three snapshots.
+    """
+    gaps = [after[0] / before[0] for before, after in zip(snapshots, snapshots[2:], strict=False)]
+    return 1 + gaps.index(min(gaps))
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run's folder of a checkpoint or snapshot; None if it was moved elsewhere."""
+    inside = checkpoint.suffix == SUFFIX and checkpoint.parent.name in ("checkpoints", "snapshots")
+    return checkpoint.parent.parent if inside else None
+
+
+def _orders(run: Path) -> dict[Path, Order]:
+    """Return the order of each checkpoint of a run."""
+    orders = {}
+    for path in run.glob(f"checkpoints/*{SUFFIX}"):
+        if path.is_file():
+            orders[path] = _BROKEN
+            with suppress(ValueError, OSError):
+                orders[path] = order_of(path)
+    return orders
