@@ -21,7 +21,7 @@ TINY = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=4, num
 
 
 # Their tests fork programs that train or serve; in one worker, where they take turns.
-FORKING = {f"test_{name}.py" for name in ("distributed", "signals", "folder", "scale", "vocabulary")}
+FORKING = {f"test_{name}.py" for name in ("distributed", "signals", "folder", "scale")}
 # The rooms with the longest tests, which begin first, so that no worker waits for another at the end.
 LONGEST_FIRST = ("run", "data", "generation", "serve", "training", "plan", "evaluation", "pictures")
 

@@ -18,7 +18,7 @@ from gpt.model import GPT
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, choose_device, load_with_template, read_weights
-from gpt.weights.rounding import Precision, in_precision
+from gpt.weights.rounding import WeightPrecision, in_precision
 
 
 class TextScore(TypedDict):
@@ -48,7 +48,7 @@ def evaluate(
     text_column: str | None = None,
     skip_bad_rows: int | None = None,
     choices: bool = False,
-    precision: Precision | None = None,
+    precision: WeightPrecision | None = None,
     device: Device = "auto",
 ) -> None:
     """Score a model on a text: print nats per token, perplexity and bits per byte as JSON.

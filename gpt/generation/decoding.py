@@ -27,7 +27,7 @@ from gpt.generation.forward import Forward
 from gpt.model import GPT
 from gpt.progress import notice
 from gpt.weights.formats.table import on_meta
-from gpt.weights.rounding import Precision, Rounding, rounded, rounding_of
+from gpt.weights.rounding import Rounding, WeightPrecision, rounded, rounding_of
 
 BackendName = Literal["auto", "pytorch", "int8", "int4"]
 """The names of what computes logits.
@@ -66,7 +66,7 @@ class _Tested(NamedTuple):
 _tested = WeakKeyDictionary[GPT, dict[BackendName, _Tested]]()
 
 
-def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
+def for_decoding(model: GPT, precision: WeightPrecision | None = None) -> GPT:
     """Put a model into evaluation mode and its weights into a precision, and return it.
 
     None keeps the precision. int8 and int4 keep it too, as the engine rounds the weights when it is told to:
@@ -80,7 +80,7 @@ def for_decoding(model: GPT, precision: Precision | None = None) -> GPT:
     return model
 
 
-def backend_for(precision: Precision | None) -> BackendName:
+def backend_for(precision: WeightPrecision | None) -> BackendName:
     """Return the engine's backend for a model that `for_decoding` has put into this precision."""
     return rounding_of(precision) or "auto"
 

@@ -15,7 +15,7 @@ from gpt.generation.decoding import backend_for, for_decoding, suits_program
 from gpt.generation.sampling import Sampling
 from gpt.progress import emphasised, for_terminal, notice
 from gpt.weights.load import Device, find, load_with_template
-from gpt.weights.rounding import Precision
+from gpt.weights.rounding import WeightPrecision
 from gpt.weights.runs import run_of
 
 
@@ -32,7 +32,7 @@ def write(
     seed: int | None = None,
     num_samples: int = 1,
     stop: list[str] | None = None,
-    precision: Precision | None = None,
+    precision: WeightPrecision | None = None,
     device: Device = "auto",
     show_copied: bool = False,
     copied_tokens: int = 12,

@@ -99,7 +99,8 @@ class Options:
     seed_everything: int = 1337
     """Random seed of the initial weights, dropout and the order of the text. Rare. Elsewhere: seed."""
     checkpoint_every: int = 500
-    """Steps between two checkpoints; one is also saved after a minute, or after 1 % of a longer run.
+    """Steps between two checkpoints; one is also saved every minute, or every hundredth of the
+    steps if that takes longer.
     Elsewhere: save_steps."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep. Rare. Elsewhere: save_total_limit."""

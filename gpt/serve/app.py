@@ -38,7 +38,7 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RunPart
 from gpt.weights.figures import Figures
 from gpt.weights.load import load
-from gpt.weights.rounding import Precision
+from gpt.weights.rounding import WeightPrecision
 
 Result = TypeVar("Result")
 
@@ -56,7 +56,7 @@ def create_app(
     template: Template | None = None,
     run: Path | None = None,
     copied: Copied | None = None,
-    precision: Precision | None = None,
+    precision: WeightPrecision | None = None,
     trained: RunPart | None = None,
 ) -> FastAPI:
     """Make the application that serves a model.

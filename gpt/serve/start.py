@@ -14,7 +14,7 @@ from gpt.generation.decoding import for_decoding, suits_program
 from gpt.progress import notice
 from gpt.weights.checkpoint import parts_of
 from gpt.weights.load import Device, find, load_with_template
-from gpt.weights.rounding import Precision
+from gpt.weights.rounding import WeightPrecision
 from gpt.weights.runs import run_of
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -25,7 +25,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     name: str | None = None,
-    precision: Precision | None = None,
+    precision: WeightPrecision | None = None,
     device: Device = "auto",
     api_key: str | None = None,
     max_seconds: int = 300,

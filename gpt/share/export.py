@@ -6,7 +6,7 @@ from typing import Literal
 from gpt.errors import InputError, check_least
 from gpt.evaluation.copied import training_text
 from gpt.files import check_free, readable
-from gpt.share.file import Precision, write
+from gpt.share.file import PagePrecision, write
 from gpt.share.gpt2 import is_gpt2
 from gpt.weights.checkpoint import parts_of
 from gpt.weights.commands import FolderFormat, export_folder
@@ -21,7 +21,7 @@ def export_weights(
     output: Path | None = None,
     format: Literal[FolderFormat, "html"] = "hf",
     push: str | None = None,
-    precision: Precision = "int8",
+    precision: PagePrecision = "int8",
     snapshot_megabytes: float = 8,
     with_text: bool = False,
 ) -> None:

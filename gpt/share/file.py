@@ -24,7 +24,7 @@ from gpt.weights.load import StoredModel, read_weights
 from gpt.weights.rounding import to_int8
 from gpt.weights.runs import Snapshot, most_crowded
 
-Precision = Literal["int8", "float16", "float32"]
+PagePrecision = Literal["int8", "float16", "float32"]
 LARGEST = 300_000_000  # bytes; the largest file
 _BLOCK = 3 << 20  # bytes of weights that the page decodes at a time
 _LANES = 16  # numbers that the page's loops take at a time
@@ -34,7 +34,7 @@ def write(
     path: Path,
     stored: StoredModel,
     name: str,
-    precision: Precision,
+    precision: PagePrecision,
     snapshots: list[Snapshot],
     text: NDArray[np.uint32] | None,
     megabytes: float,
@@ -82,7 +82,7 @@ def write(
     return f"{path} has {size}: the model in {precision} and {snapshots_inside} of its training"
 
 
-def _packed(weights: Weights, precision: Precision) -> tuple[bytes, dict[str, list[int]]]:
+def _packed(weights: Weights, precision: PagePrecision) -> tuple[bytes, dict[str, list[int]]]:
     """Return the weights as bytes, and each tensor's offset in them and numbers of rows and columns.
 
     Rows are padded to a multiple of `_LANES`. The scales of an int8 matrix follow it.

@@ -44,10 +44,10 @@ def sampled_cross_entropy(
     is_sampled = is_target | (rate * torch.rand(len(weight), device=weight.device) < 1)  # (V,)
     ids = is_sampled.nonzero().flatten()  # (S,); a CPU has no device to wait for here
     table = weight.index_select(0, ids)  # (S, D); its backward is faster than that of weight[ids]
-    count = math.log(rate) * ~is_target[ids]  # (S,): a sampled token that is no target counts `rate` times
+    correction = math.log(rate) * ~is_target[ids]  # (S,): one that is no target counts `rate` times
     places = is_sampled.cumsum(0) - 1  # (V,), each sampled token's index in `ids`
     sampled_targets = torch.where(targets < 0, targets, places[known])  # (N,)
-    return linear_cross_entropy(features, table, sampled_targets, chunk, kernel, bias=count)
+    return linear_cross_entropy(features, table, sampled_targets, chunk, kernel, bias=correction)
 
 
 def sampled_share(vocab_size: int, tokens: int, rate: int) -> float:

@@ -25,9 +25,9 @@ from gpt.weights.load import Accelerator, choose_device
 SPEEDS = "speed.json"
 """File in the cache with measured training speeds, in operations per second, by `speed_key`."""
 
-_TIMED = 1.0  # seconds that the measurement takes at least
-_TRAINER = 1.1  # time of a step of a run, with callbacks and data loading, over a bare step
-_BUSY = 0.8  # share of its cores' time that a process gets on an idle machine, at least
+_LEAST_SECONDS = 1.0  # of the measurement
+_STEP_OF_RUN = 1.1  # time of a step of a run, with callbacks and data loading, over a bare step
+_IDLE_FROM = 0.8  # the machine counts as idle if the process gets this share of its cores' time
 _SAMPLED_SOFTMAX = 8  # on a CPU; on a GPU this was not measured
 
 
@@ -89,7 +89,7 @@ class Shape:
 
 USUAL_SHAPE = Shape(vocab_size=8192, context_length=128, emb_dim=128, num_layers=2, batch_size=24)
 """The shape that is timed on a CPU if no other is named."""
-_TIMED_ON_GPU = Shape(vocab_size=16_384, context_length=256, emb_dim=512, num_layers=8, batch_size=64)
+_SHAPE_ON_GPU = Shape(vocab_size=16_384, context_length=256, emb_dim=512, num_layers=8, batch_size=64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def time_machine(
     device = choose_device(accelerator)
     kind = precision or default_precision(accelerator)
     processes = process_count()
-    timed = _TIMED_ON_GPU if device.type == "cuda" else shape
+    timed = _SHAPE_ON_GPU if device.type == "cuda" else shape
     return Machine(
         speed=processes * of_first_process("speed", lambda: _speed(device, kind, timed)),
         memory=of_first_process("memory", lambda: free_memory(device)),
@@ -178,13 +178,13 @@ def _timed(device: torch.device, precision: str, shape: Shape) -> tuple[float, b
     began = time.perf_counter()
     computed = time.process_time()
     seconds = [timeit.timeit(step, number=1)]
-    while len(seconds) < 2 or time.perf_counter() - began < _TIMED:
+    while len(seconds) < 2 or time.perf_counter() - began < _LEAST_SECONDS:
         seconds.append(timeit.timeit(step, number=1))
     # Threads compute or spin, so they use all CPU time of their cores, except what other programs take.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
     # The shortest step: other programs, and other guests of a virtual machine's host, disturb it least.
-    speed = shape.operations(machine.sampled_softmax) / (_TRAINER * min(seconds))
-    return speed, device.type != "cpu" or got >= _BUSY
+    speed = shape.operations(machine.sampled_softmax) / (_STEP_OF_RUN * min(seconds))
+    return speed, device.type != "cpu" or got >= _IDLE_FROM
 
 
 def _step(shape: Shape, sampled_softmax: int, device: torch.device, precision: str) -> Callable[[], None]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gpt.errors import InputError
 from gpt.model import GPT
 
-Precision = Literal["float32", "bfloat16", "int8", "int4"]
+WeightPrecision = Literal["float32", "bfloat16", "int8", "int4"]
 Rounding = Literal["int8", "int4"]
 
 GROUP = 32  # `GROUP` in step.cpp
@@ -80,12 +80,12 @@ def rounded_weight(name: str, weight: Tensor, rounding: Rounding) -> Int8 | Int4
     return to_int4(weight) if rounding == "int4" and name != "head" else to_int8(weight)
 
 
-def rounding_of(name: Precision | Literal["auto", "pytorch"] | None) -> Rounding | None:
+def rounding_of(name: WeightPrecision | Literal["auto", "pytorch"] | None) -> Rounding | None:
     """Return the rounding that a precision or a backend names; None if it names none."""
     return name if name == "int8" or name == "int4" else None
 
 
-def in_precision(model: GPT, precision: Precision | None) -> GPT:
+def in_precision(model: GPT, precision: WeightPrecision | None) -> GPT:
     """Return a model that computes with the weights of a precision; None keeps the model's own."""
     if precision is None:
         return model
