@@ -29,7 +29,7 @@ For mypy it is `Any`: who reads a stranger's file checks it, or catches what a v
 JsonObject: TypeAlias = dict[str, Json]
 """A mapping of names to such values."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LARGEST = 1 << 53  # up to here every JSON reader has exact whole numbers
+LARGEST = 1 << 53  # up to here every JSON reader has exact whole numbers
 
 
 def shown(value: object) -> str:
@@ -190,4 +190,4 @@ def _is_a(value: object, hint: object) -> bool:
 
 
 def _is_number(value: object, kinds: tuple[type[float], ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -40,7 +40,7 @@ _QUIET = 0.05
 def sharing_cores() -> Iterator[None]:
     """During the block, let OpenMP's threads sleep while they wait for each other, as long as cores are busy.
 
-    With another OpenMP than GNU's nothing changes.
+    Another OpenMP than GNU's waits as before.
     """
     if sys.platform != "linux" or torch.get_num_threads() == 1:
         yield

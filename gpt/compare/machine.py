@@ -10,7 +10,7 @@ from typing import Protocol
 
 import yaml
 
-from gpt.compare.outcomes import Outcome, read_outcome
+from gpt.compare.outcomes import DIVERGED, Outcome, read_outcome
 from gpt.compare.trainings import Recipe, Training
 from gpt.compare.variants import HELD_OUT, OUR_SOURCE, Variant, slug
 from gpt.cores import cores
@@ -19,11 +19,16 @@ from gpt.files import atomic_write
 from gpt.plain import JsonObject, parse_yaml
 from gpt.progress import progress, report
 from gpt.run.start import start
+from gpt.training.guard import NOT_UPDATED
 
 # Put the source first on the path, so that nothing in the current folder is imported.
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpt.cli import main; sys.exit(main())"
 _PATHS = (("data", "vocabulary"), ("model", "init_from"))  # options that may name a file
 _SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class Diverged(Exception):
+    """The end of a training whose loss or gradients are not finite."""
 
 
 class Machine(Protocol):
@@ -34,7 +39,7 @@ class Machine(Protocol):
         ...
 
     def train(self, training: Training, folder: Path, watch: Callable[[], None]) -> None:
-        """Make or finish a run in `folder`/runs; call `watch` about every second."""
+        """Make or finish a run in `folder`/runs; call `watch` about every second. May raise Diverged."""
         ...
 
 
@@ -65,7 +70,7 @@ class Processes:
         return dict(parse_yaml(done.stdout))
 
     def train(self, training: Training, folder: Path, watch: Callable[[], None]) -> None:
-        """Run `python -m gpt fit ...` with its output in the run's .log; InputError if it fails.
+        """Run `python -m gpt fit ...` with its output in the run's .log; Diverged or InputError if it fails.
 
         The current folder is the comparison's, which has no package, so the source is imported.
         """
@@ -93,6 +98,8 @@ class Processes:
                 raise
         if status:
             line = _last_line(log.read_text(encoding="utf-8", errors="replace"))
+            if NOT_UPDATED in line:
+                raise Diverged(line)
             raise InputError(f"{training.name} failed: {line} (all that it printed: {log})")
 
 
@@ -146,15 +153,21 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
         for training in missing:
             watch = _watcher(training, folder, advance)
             watch(0)
-            machine.train(training, folder, watch)
-            outcome = read_outcome(training, folder)
-            if outcome is None:
-                raise InputError(
-                    f"{folder / 'runs' / training.name} has no summary.json: the run did not end"
-                )
-            done[training] = outcome
+            done[training] = _trained(training, folder, machine, watch)
             watch(training.steps)
     return done
+
+
+def _trained(training: Training, folder: Path, machine: Machine, watch: Callable[[], None]) -> Outcome:
+    """Make a training, and return its outcome."""
+    try:
+        machine.train(training, folder, watch)
+    except Diverged:
+        return DIVERGED
+    outcome = read_outcome(training, folder)
+    if outcome is None:
+        raise InputError(f"{folder / 'runs' / training.name} has no summary.json: the run did not end")
+    return outcome
 
 
 def _watcher(training: Training, folder: Path, advance: Callable[..., None]) -> Callable[..., None]:

@@ -32,6 +32,10 @@ class Outcome:
         return math.isfinite(self.bits)
 
 
+DIVERGED = Outcome(bits=math.inf, milliseconds=math.inf, curve={})
+"""The outcome of a run that ended because its loss was not finite."""
+
+
 def read_outcome(training: Training, folder: Path) -> Outcome | None:
     """Read a run's result; None if it has not ended. InputError if no text was held out."""
     run = folder / "runs" / training.name
@@ -43,7 +47,7 @@ def read_outcome(training: Training, folder: Path) -> Outcome | None:
         raise InputError(f"{run / 'summary.json'}: {error}") from None
     metrics = Metrics.read(run)
     steps, values = metrics.points("step", "val_bits_per_byte")
-    if "val_bits_per_byte" not in metrics.rows[0] or "val_loss" not in summary:
+    if not any(row.get("val_bits_per_byte") for row in metrics.rows):  # "nan" if the run diverged
         raise InputError(f"{run}: no text is held out, give a --data.val_fraction above 0")
     bits = bits_of_best(summary.get("val_bits_per_byte"), summary["val_loss"], summary.get("best_loss"))
     curve = {int(step): value for step, value in zip(steps, values, strict=True)}

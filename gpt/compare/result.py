@@ -43,7 +43,7 @@ class Design:
 
     def shorter(self, text: Text) -> Training:
         """Return the base with half the steps, which shows how much steps gain on this text."""
-        return Training(self.base, text, self.seeds[0], max(1, self.steps // 2))
+        return Training(self.base, text, self.seeds[0], self.steps // 2)
 
     def table(self, value: Callable[[Training], T], recipe: Recipe) -> list[list[T]]:
         """Return a value of each of the recipe's trainings: a row for each text, a value for each seed."""
@@ -80,8 +80,6 @@ def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
     """Return the change of log bits per byte by twice the steps on this text; below 0 if they help."""
     short = design.shorter(text)
     whole = Training(design.base, text, design.seeds[0], design.steps)
-    if short.steps == whole.steps:
-        return 0.0
     gained = math.log(outcomes[whole].bits / outcomes[short].bits)
     return gained / math.log2(whole.steps / short.steps)
 
@@ -141,7 +139,7 @@ def lines(design: Design, outcomes: Outcomes) -> list[str]:
         "",
         "Lower is better. Brackets: 95 % intervals of the mean difference between runs of the same seed.",
         f"The same time is computed from the time of a step: twice the steps change the bits of {base}",
-        f"by {percent(worth)} ({max(1, design.steps // 2)} and {design.steps} steps).",
+        f"by {percent(worth)} ({design.steps // 2} and {design.steps} steps).",
     ]
 
 
@@ -220,12 +218,19 @@ def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
                 "text": training.text.name,
                 "seed": training.seed,
                 "steps": training.steps,
-                "bits_per_byte": outcome.bits if math.isfinite(outcome.bits) else None,
-                "milliseconds_per_step": outcome.milliseconds,
+                "bits_per_byte": _finite(outcome.bits),
+                "milliseconds_per_step": outcome.milliseconds
+                if math.isfinite(outcome.milliseconds)
+                else None,
             }
             for training, outcome in outcomes.items()
         ],
     }
+
+
+def _finite(value: float) -> float | None:
+    """Return the number; None for one that JSON has not."""
+    return value if math.isfinite(value) else None
 
 
 def percent(value: Interval | float) -> str:

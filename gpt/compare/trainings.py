@@ -1,8 +1,8 @@
 """The trainings of a comparison: each is a run of `gpt fit` in its own process, made only once.
 
 The name of a training's folder has a hash of all that decides its result: the source, options, text, steps
-and seed. So a finished training is not repeated, a killed one is resumed, and an edited one is a new
-training.
+and seed, and of files their sizes and times. So a finished training is not repeated, a killed one is resumed,
+and an edited one is a new training.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from glob import escape, glob
 from pathlib import Path
 
 from gpt.compare.variants import Variant, slug
+from gpt.data.find import named_corpus
 from gpt.plain import JsonObject
 
 _SOURCE_FILES = (".py", ".cpp", ".json")
@@ -30,7 +31,9 @@ class Recipe:
     @cached_property
     def digest(self) -> str:
         """A hash of the source and the options."""
-        return digest(source_digest(self.variant.source), self.options)
+        named = self.options["model"].get("init_from"), self.options["data"].get("vocabulary")
+        changing = [stamps(name) for name in named if name is not None and os.path.isabs(name)]
+        return digest(source_digest(self.variant.source), self.options, *changing)
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,16 @@ class Text:
 
     @cached_property
     def version(self) -> list[tuple[int, int]]:
-        """Sizes and modification times of the files, if the corpus is a path on this machine."""
+        """Sizes and modification times of the files, if the corpus is a path on this machine.
+
+        A corpus file names further files. Those that are on this machine count, too.
+        """
         if not os.path.isabs(self.corpus):
             return []
-        pattern = f"{escape(self.corpus)}/**" if os.path.isdir(self.corpus) else self.corpus
-        names = [self.corpus] if os.path.isfile(self.corpus) else glob(pattern, recursive=True)
-        stats = [os.stat(name) for name in sorted(names) if os.path.isfile(name)]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+        if not self.corpus.endswith(".yaml"):
+            return stamps(self.corpus)
+        named = named_corpus(self.corpus).files
+        return [stamp for name in (self.corpus, *named) for stamp in stamps(name)]
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,14 @@ class Training:
             *("--trainer.max_epochs", "-1", "--trainer.max_time", "null", "--early_stopping", "null"),
             *("--snapshot_megabytes", "0", "--run", self.name, "--resume", "auto_or_new"),
         ]
+
+
+def stamps(name: str) -> list[tuple[int, int]]:
+    """Return the sizes and modification times of a file, or of all files of a folder or a pattern."""
+    pattern = f"{escape(name)}/**" if os.path.isdir(name) else name
+    names = [name] if os.path.isfile(name) else glob(pattern, recursive=True)
+    stats = [os.stat(file) for file in sorted(names) if os.path.isfile(file)]
+    return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 def digest(*values: object) -> str:

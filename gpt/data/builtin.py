@@ -37,6 +37,7 @@ def python_stdlib() -> Iterator[str]:
 
 
 _CORPORA = {"builtin:python-docs": python_docs, "builtin:python-stdlib": python_stdlib}
+NAMES = tuple(_CORPORA)
 
 
 @cache

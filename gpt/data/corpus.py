@@ -143,7 +143,7 @@ class Corpus:
                     if most_bytes is not None and read >= most_bytes + PART_BYTES:
                         tolerance.tell()
                         return
-                    read += len(piece.text)
+                    read += len(piece.text.encode())
                     yield piece
         tolerance.tell()
 

@@ -72,7 +72,8 @@ EXAMPLES = (
 def choose_columns(column: str, present: Sequence[str]) -> Columns | None:
     """Return the columns to read, given the option `text_column`; None if the rows lack them."""
     if column in present:
-        return Columns((column,), "text" if column == TEXT else "")
+        named = Columns((column,))
+        return next((known for known in EXAMPLES if known.names == named.names), named)
     asked = Columns(tuple(part.strip() for part in column.split(",")), "pairs")
     known = EXAMPLES if column == TEXT else (asked,)
     return next((columns for columns in known if columns.are_in(present)), None)
@@ -105,15 +106,20 @@ class Tolerance:
     first: str = field(default="", init=False)
     """What is wrong with the first row that was left out."""
 
-    def skip(self, name: str, message: str) -> None:
-        """Leave out a row of a file. Raises InputError beyond the limit."""
+    def skip(self, name: str, row: Row, error: InputError) -> None:
+        """Leave out a row of a file. Raises InputError beyond the limit.
+
+        To tell the place of a row, the file is read up to it. So only the messages that are shown tell it.
+        """
         if self.skipped == self.most:
             advice = "leave out bad rows with"
             if self.most:
                 advice = f"{counted(self.most, 'bad row')} left out already by"
-            raise InputError(f"{message}; {advice} --skip_bad_rows (gpt fit: --data.skip_bad_rows)")
+            where = place(name, row)
+            raise InputError(f"in {where}: {error}; {advice} --skip_bad_rows (gpt fit: --data.skip_bad_rows)")
+        if not self.skipped:
+            self.first = f"{name} in {place(name, row)}: {error}"
         self.skipped += 1
-        self.first = self.first or f"{name} {message}"
 
     def tell(self) -> None:
         """Tell the user how many rows were left out."""
@@ -136,10 +142,12 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yield the documents in the rows of a file.
 
-    The first row with known columns decides which columns are read. Rows that lack them are left out and
-    counted. Raises InputError if no row has them, or if there are more bad rows than are tolerated.
+    The first row with known columns decides which columns are read. Rows that lack them, and empty ones, are
+    left out and counted. Raises InputError if no row has them, or if there are more bad rows than are
+    tolerated.
     """
     columns: Columns | None = None
+    empty = 0
     lacking: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         try:
@@ -153,9 +161,14 @@ def read_documents(
             if columns is None or not columns.are_in(value):
                 lacking[tuple(value)] += 1
                 continue
-            yield _read_row(columns, value, template)
+            if document := _read_row(columns, value, template):
+                yield document
+            else:
+                empty += 1
         except InputError as error:
-            tolerance.skip(name, f"in {place(name, row)}: {error}")
+            tolerance.skip(name, row, error)
+    if empty:
+        notice_once(f"{name}: left out {counted(empty, 'row')} without text or without a completion")
     if not lacking:
         return
     if columns is None:
@@ -172,7 +185,7 @@ def _no_row(value: object) -> InputError:
 
 def _tell(name: str, columns: Columns, row: JsonObject) -> None:
     """Tell the user how the columns are read, unless they are plain text and nothing else is possible."""
-    if columns.kind == TEXT:
+    if columns.names == (TEXT,):
         examples = next((others for others in EXAMPLES if others.are_in(row)), None)
         if examples is not None:
             names = ",".join(column for column in examples.names if column in row)

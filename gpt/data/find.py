@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gpt.data import builtin
 from gpt.data.corpus import Corpus
 from gpt.data.folders import find_files, is_pattern, special_kind
 from gpt.data.formats import binary_error, is_binary, named
@@ -33,7 +34,7 @@ def find_corpus(
     The options are fields of `Corpus`. Those that are not None replace a corpus file's values.
     Raises InputError if there is no such corpus.
     """
-    corpus = _named_corpus(name)
+    corpus = named_corpus(name)
     if not corpus.files:
         raise InputError(f"no file matches {name}")
     expected = corpus.sha256 or (None,) * len(corpus.files)
@@ -59,7 +60,7 @@ def check_exists(name: str) -> None:
     raise InputError(f"no corpus {name!r}{_suggestion(path) or expected}")
 
 
-def _named_corpus(name: str) -> Corpus:
+def named_corpus(name: str) -> Corpus:
     """Return the corpus of this name, whose files may still have to be downloaded."""
     check_exists(name)
     path = Path(name)
@@ -100,6 +101,7 @@ def _read_corpus_file(path: Path) -> Corpus:
         for name in ("files", "sha256", "weights"):
             values = recipe.get(name, ())
             recipe[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
+        recipe["files"] = tuple(_beside(path, name) for name in recipe["files"])
         return build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
     except (ValueError, TypeError, LookupError, OSError) as error:
         raise InputError(
@@ -107,20 +109,29 @@ def _read_corpus_file(path: Path) -> Corpus:
         ) from error
 
 
+def _beside(corpus_file: Path, name: str) -> str:
+    """Return the name of a file in a corpus file; a path beside it if there is a file, and none here."""
+    beside = corpus_file.parent / name
+    return str(beside) if beside.exists() and not os.path.exists(name) else name
+
+
 def _at_hand(name: str, sha256: str | None) -> str:
     """Return a name that can be read: of a URL, the path of a copy that is downloaded once."""
     if name.startswith(("builtin:", "hub:")):
         if sha256:
             raise InputError(f"{name} has no sha256: give the data set's revision, or leave sha256 out")
+        if name.startswith("builtin:") and name not in builtin.NAMES:
+            raise InputError(f"there is no {name}, expected one of {', '.join(builtin.NAMES)}")
         return name
-    if os.path.isfile(name):
-        if is_binary(name):
-            raise binary_error(name)
+    is_here = os.path.isfile(name)
+    if not is_here and "://" not in name:
+        raise InputError(f"{name} is not a file, or a link to one that is missing")
+    path = name if is_here else _download(name, sha256)
+    if is_binary(path):
+        raise binary_error(path)
+    if is_here:
         _check_sha256(name, sha256)
-        return name
-    if "://" in name:
-        return _download(name, sha256)
-    raise InputError(f"{name} is not a file, or a link to one that is missing")
+    return path
 
 
 def _check_sha256(path: StrPath, expected: str | None, what: str = "") -> None:

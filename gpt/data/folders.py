@@ -111,7 +111,7 @@ def _matching(folder: str, parts: tuple[str, ...], left_out: Counter[str]) -> It
         return
     first, *others = parts
     rest = tuple(others)
-    if first == _ANY_FOLDERS:
+    if first == _ANY_FOLDERS and os.path.isdir(folder or os.curdir):
         hidden = any(part.startswith(".") for part in rest)
         below = _walk(folder, left_out, hidden)
         yield from (os.path.join(folder, path) for path in below if _fits(Path(path).parts, parts))

@@ -10,6 +10,7 @@ import io
 import lzma
 import os
 import shlex
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 PART_BYTES = 1 << 18
 """Size of a part, which can be read without the parts before it."""
 LONGEST_VALUE = 64 << 20
-"""The most bytes of a line of JSON, a field of CSV and a value of Parquet."""
+"""The most bytes of a line of JSON, and the most characters of a value in an array, CSV or Parquet."""
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
 _FORMATS |= {".parquet": "parquet"}
@@ -90,10 +91,13 @@ def file_format(name: str) -> str:
     """Return `text`, or for rows `json`, `csv`, `parquet`, `hub` or `builtin`, by a name and its ending."""
     if name.startswith(("hub:", "builtin:")):
         return name.partition(":")[0]
+    return _FORMATS.get(ending_of(name), "text")
+
+
+def ending_of(name: str) -> str:
+    """Return the ending that tells a file's format: the one before that of a compression, if there is one."""
     stem, ending = os.path.splitext(name.lower())
-    if ending in _DECOMPRESSED:
-        ending = os.path.splitext(stem)[1]
-    return _FORMATS.get(ending, "text")
+    return os.path.splitext(stem)[1] if ending in _DECOMPRESSED else ending
 
 
 def _decompress_of(name: str) -> _Decompress | None:
@@ -162,7 +166,7 @@ def is_binary(name: str) -> bool:
         return True
     try:
         head = look(name)
-    except (OSError, EOFError, lzma.LZMAError):  # the error is reported when the file is read
+    except (OSError, EOFError, lzma.LZMAError, zlib.error):  # the error is reported when the file is read
         return False
     return head.has_nul and head.encoding is None
 
@@ -294,6 +298,11 @@ def _not_utf8(name: str, data: bytes, place: int, position: int) -> str:
 
 
 def convert(name: str, encoding: str) -> str:
-    """Return the command that converts a file to UTF-8."""
+    """Return the command that converts a file to UTF-8. A compressed one is decompressed first."""
     stem, ending = os.path.splitext(name)
-    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(name)} > {shlex.quote(f'{stem}-utf8{ending}')}"
+    iconv = f"iconv -f {encoding} -t UTF-8"
+    if ending.lower() not in _DECOMPRESSED:
+        return f"{iconv} {shlex.quote(name)} > {shlex.quote(f'{stem}-utf8{ending}')}"
+    program = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}[ending.lower()]
+    stem, ending = os.path.splitext(stem)
+    return f"{program} -dc {shlex.quote(name)} | {iconv} > {shlex.quote(f'{stem}-utf8{ending}')}"

@@ -135,6 +135,7 @@ def prepare_for(
     parts = META, source, stamps, vars(vocabulary), val_fraction, most_bytes
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
     folder = Path(output) if output is not None else cache_folder() / key
+    _check_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(_beside(folder, "lock")):
         if prepared := _open_done(folder, key):
@@ -142,6 +143,14 @@ def prepare_for(
         divided = corpus if isinstance(corpus, Divided) else divide_corpus(source, val_fraction, most_bytes)
         _make_folder(folder, divided, vocabulary, key)
     return Prepared(folder)
+
+
+def _check_output(folder: Path) -> None:
+    """Raise InputError if a folder cannot be made at this path: before the text is read, not after."""
+    is_file = os.path.lexists(folder) and not folder.is_dir()
+    is_empty_link = folder.is_symlink() and folder.is_dir() and not any(folder.iterdir())
+    if not folder.name or is_file or is_empty_link:
+        raise InputError(f"cannot write {folder}: expected the name of a new or an empty folder")
 
 
 def _make_folder(folder: Path, divided: Divided, vocabulary: Tokenizer | Learned, key: str) -> None:
@@ -249,6 +258,7 @@ class _SplitWriter:
         if self.open:
             self.counts.scored_tokens += 1
             self._write(np.array([self.eot]))
+            self.open = False
         self.counts.sha256 = self.sha256.hexdigest()
 
     def _write(self, ids: NDArray[np.uint32] | NDArray[np.int64]) -> None:
@@ -292,7 +302,10 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _open_done(folder: Path, key: str) -> Prepared | None:
-    """Open `folder` if it is already prepared with this key. Raises InputError if it holds anything else."""
+    """Open `folder` if it is already prepared with this key. A damaged one in the cache is deleted.
+
+    Raises InputError if it holds anything else.
+    """
     if not folder.is_dir() or not any(folder.iterdir()):
         return None
     with suppress(InputError):

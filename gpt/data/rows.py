@@ -18,6 +18,7 @@ from gpt.data.formats import (
     PART_BYTES,
     Choose,
     Row,
+    ending_of,
     file_format,
     is_compressed,
     look,
@@ -68,7 +69,7 @@ def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterato
     elif kind == "csv":
         stretches = read_text(name, None, LONGEST_VALUE)
         lines = (line for stretch in stretches for line in io.StringIO(stretch.text))
-        yield from _csv_rows(lines, "\t" if ".tsv" in name.lower() else ",")
+        yield from _csv_rows(lines, "\t" if ending_of(name) == ".tsv" else ",")
     elif look(name).is_array:
         yield from _array_rows(stretch.text for stretch in read_text(name, None))
     else:

@@ -99,7 +99,7 @@ class Divided:
 
     def pieces(self) -> Iterable[Piece]:
         """Return all pieces, in order."""
-        if self.text:
+        if self.text is not None:
             return self.text
         return divide(self.source.pieces(None if self.is_whole else self.most_bytes), self.rule)
 
@@ -108,7 +108,7 @@ class Divided:
 
         Then a larger share is held out than in `pieces`. What is `train` here is `train` in `pieces` too.
         """
-        if self.text:
+        if self.text is not None:
             return self.text
         rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
         return divide(self.source.pieces(SAMPLE_BYTES), rule)

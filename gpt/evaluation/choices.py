@@ -117,7 +117,7 @@ def log_probabilities(
         notice(f"prompts longer than {longest} tokens lose their beginning, {cut:,} of {len(prompts):,}")
     pairs = [(prompt[-longest:], choice) for prompt in prompts for choice in choices]
     scores = []
-    with progress("scoring choices", len(pairs)) as advance:
+    with progress("scoring choices", len(pairs), unit="choices") as advance:
         for first in range(0, len(pairs), _SEQUENCES):
             batch = pairs[first : first + _SEQUENCES]
             length = max(len(prompt) + len(choice) for prompt, choice in batch) - 1

@@ -134,7 +134,7 @@ class Search:
         self._known: dict[Path, Tensor] = {}  # the log-probabilities (V) of the token after a path
 
     @property
-    def unread(self) -> Path | None:
+    def next_path(self) -> Path | None:
         """The next path to read after the prompt's remaining tokens. None when all paths are known."""
         missing = [way.before for way in self.ending.ways if way.before not in self._known]
         return max(missing, key=len, default=None)

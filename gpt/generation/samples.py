@@ -150,7 +150,7 @@ class Sample:
     @property
     def path(self) -> tuple[int, ...] | None:
         """The next path of the search to read after the prompt's tokens. None if there is none."""
-        return self.search.unread if self.search and not self.spelling else None
+        return self.search.next_path if self.search and not self.spelling else None
 
     @property
     def is_reading(self) -> bool:

@@ -20,9 +20,10 @@ from gpt.plain import Json, check_options, seconds_of, with_first
 from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose, timed_shape
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
-from gpt.training.processes import of_first_process
+from gpt.training.device import Precision
+from gpt.training.processes import of_first_process, process_count
 from gpt.training.speed import Machine, Shape, time_machine
-from gpt.weights.load import cached
+from gpt.weights.load import Accelerator, cached
 
 GIVEN = {
     "model.config.emb_dim": int,
@@ -46,7 +47,7 @@ _LEAST_HELD_OUT = 100  # bytes: fewer cannot decide how long to train
 _SAMPLE = 1 << 20  # characters to compress
 _SAMPLE_PART = 1 << 15  # characters of each piece at least: zlib's window is this long
 _USUAL = "gpt2"  # weights to score if none are named and these are in the cache
-_PLANNED_AROUND: dict[str, type] = {  # options of `gpt fit` that a plan keeps
+_PLANNED_AROUND: dict[str, object] = {  # options of `gpt fit` that a plan keeps
     "data.corpus": str,
     **GIVEN,
     "data.val_fraction": float,
@@ -54,8 +55,8 @@ _PLANNED_AROUND: dict[str, type] = {  # options of `gpt fit` that a plan keeps
     "data.text_column": str,
     "data.skip_bad_rows": int,
     "data.most_bytes": int,
-    "trainer.accelerator": str,
-    "trainer.precision": str,
+    "trainer.accelerator": Accelerator,
+    "trainer.precision": Precision,
 }
 _HEADINGS = (
     "minutes",
@@ -146,7 +147,10 @@ class Planner:
         start_seconds: float = 0.0,
     ) -> None:
         _check_ranges(given)
-        self._given = Given(**{_field(name): given[name] for name in GIVEN if name in given})
+        kept = {_field(name): given[name] for name in GIVEN if name in given}
+        if "batch_size" in kept:  # the option counts the windows of a process, a plan those of all
+            kept["batch_size"] *= process_count()
+        self._given = Given(**kept)
         self._name = given.get("data.corpus", "python-docs")
         self._corpus = Prepared(self._name) if is_prepared(self._name) else reading.find(self._name)
         self._vocab_size = _given_vocabulary_size(given)

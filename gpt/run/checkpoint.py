@@ -15,7 +15,7 @@ from gpt.run.folder import RunFolder
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.weights.adapters import adapters_of
-from gpt.weights.checkpoint import Checkpoint, ModelPart, Order, RunPart, read, write
+from gpt.weights.checkpoint import Checkpoint, LaterFormat, ModelPart, Order, RunPart, read, write
 from gpt.weights.formats.table import Weights
 from gpt.weights.runs import SUFFIX, checkpoints_of, next_session, order_of
 
@@ -61,12 +61,18 @@ class Checkpoints:
             self._set_last_aside()
         if resumed and newest and order != newest:
             self._write(resumed.tensors, resumed.model, run)
-        best = self._step_of(_BEST)
-        if not 0 <= best <= run.step:
+        if not self._is_best_of(run):
             self.begin_best_again()
-            best = -1
-        if resumed and run.best_step == run.step > best and self._is_here(resumed.path):
-            self.files.also_called(resumed.path.name, _BEST)
+            if resumed and run.best_step == run.step and self._is_here(resumed.path):
+                self.files.also_called(resumed.path.name, _BEST)
+
+    def _is_best_of(self, run: RunPart) -> bool:
+        """Whether `best` is intact and this run's best, by step and loss: another branch may have written it."""
+        try:
+            best = read(self.best).run
+        except InputError:
+            return False
+        return best is not None and (best.step, best.best_loss) == (run.best_step, run.best_loss)
 
     @property
     def has_best(self) -> bool:
@@ -160,8 +166,11 @@ class Checkpoints:
         return path.resolve().parent == self.files.path.resolve() and self.files.is_file(path.name)
 
     def _order_of(self, name: str) -> Order | None:
+        """Return the order of a checkpoint; None if it is missing or broken."""
         try:
             return order_of(self.files.path / name)
+        except LaterFormat:  # it must not be set aside as a broken one
+            raise
         except InputError:
             return None
 
@@ -232,7 +241,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
-    """Restore this process's random generators, or seed them if the saved run had fewer processes.
+    """Restore this process's random generators, or seed them in a new run or for a new process.
 
     A device whose kind differs from the saved one keeps its own state.
     """

@@ -16,6 +16,7 @@ from gpt.cores import cores
 from gpt.data.module import TokenData, divide_update
 from gpt.errors import InputError
 from gpt.files import write_json
+from gpt.pictures.runs import loss_curve
 from gpt.plain import as_dict
 from gpt.progress import counted, labelled, report
 from gpt.run.distributed import data_parallel
@@ -184,24 +185,25 @@ def new_trainer(
 
 
 def planned_and_reached(training: Training, summary: Summary) -> tuple[Figures, Figures]:
-    """Return what a planned run was given, and what it has reached with its best checkpoint.
-
-    By then `config.yaml` has the number of steps that were made, so it repeats the run.
-    """
-    options = training.options
+    """Return what a planned run was given, and what it has reached with its best checkpoint."""
     run = training.loop.run
     origin = training.loop.origin
     planned: Figures = {
         "seconds": 60 * (origin.minutes or 0.0),
-        "steps": options.trainer.max_steps,
+        "steps": training.options.trainer.max_steps,
     }
     seconds = time.perf_counter() - origin.began
     reached: Figures = {"seconds": seconds, "steps": run.step, "bits_per_byte": best_bits_per_byte(summary)}
-    trainer = replace(options.trainer, max_steps=run.step)
-    run.options = asdict(replace(options, trainer=trainer))
-    assert training.loop.store is not None  # this is the first process
-    training.loop.store.write_config(run)
     return planned, reached
+
+
+def write_steps_made(training: Training) -> None:
+    """Write the steps that a planned run has made into `config.yaml`, so that it repeats the run."""
+    loop = training.loop
+    trainer = replace(training.options.trainer, max_steps=loop.run.step)
+    loop.run.options = asdict(replace(training.options, trainer=trainer))
+    assert loop.store is not None  # this is the first process
+    loop.store.write_config(loop.run)
 
 
 def summarize(training: Training) -> None:
@@ -211,7 +213,11 @@ def summarize(training: Training) -> None:
     folder = loop.folder
     assert loop.store is not None  # this is the first process
     report(f"ended after step {loop.run.step}: {loop.limits.why()}", prefix="")
-    summary = loop.record.summary(training.trainer, training.module, options.data.corpus)
+    loss_curve(folder / "metrics.csv", folder / "loss.png")
+    trainer = training.trainer
+    summary = loop.record.summary(
+        trainer.strategy.root_device, str(trainer.precision), training.module.model.num_parameters()
+    )
     if options.temperature_scaling and summary["best_loss"] is not None:
         temperature = parts_of(loop.store.checkpoints.best)[0].temperature
         if temperature > 1:
@@ -219,6 +225,7 @@ def summarize(training: Training) -> None:
             report(f"temperature scaling: {what}", prefix="")
     if loop.origin.plan:
         summary["planned"], summary["reached"] = planned_and_reached(training, summary)
+        write_steps_made(training)
     write_json(folder / "summary.json", summary)
     is_chat = training.data.prepared.template is not None
     print("\n".join(labelled(for_people(summary, str(folder), is_chat), sys.stdout)))

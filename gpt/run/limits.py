@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpt.errors import InputError
+from gpt.plain import LARGEST
 from gpt.plan.rule import END_SECONDS, Plan
 from gpt.progress import report
 from gpt.run.options import Options, TrainerOptions
@@ -179,7 +180,7 @@ class Result:
         run = self.run
         self._rises = 0 if loss < self._last_loss else self._rises + 1
         self._last_loss = loss
-        if run.best_loss is None or loss < run.best_loss:
+        if loss <= LARGEST and (run.best_loss is None or loss < run.best_loss):  # NaN is not
             run.best_loss = loss
             run.best_step = run.step
             run.stalled = 0
@@ -229,12 +230,16 @@ class Limits:
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
-    def count(self, steps_per_epoch: int) -> None:
-        """Turn the limit of epochs into one of updates."""
+    def count(self, steps_per_epoch: int, more: int = 0) -> None:
+        """Turn the limit of epochs into one of updates.
+
+        If the size of an update has changed since the run began, it has made `more` of them than it would
+        have made of the present size.
+        """
         if self._plan:
             self._take(End(self._plan.steps, "a guess"))
             return
-        self._fixed = first_of_steps_and_epochs(self.options.trainer, self.run.total, steps_per_epoch)
+        self._fixed = first_of_steps_and_epochs(self.options.trainer, self.run.total, steps_per_epoch, more)
         self._take(self._fixed)
 
     def check_left(self) -> None:
@@ -350,10 +355,13 @@ class Limits:
         return TimeLimit(seconds, name, slower, validation, includes_last=self._deadline)
 
 
-def first_of_steps_and_epochs(options: TrainerOptions, planned: int, steps_per_epoch: int) -> End:
+def first_of_steps_and_epochs(
+    options: TrainerOptions, planned: int, steps_per_epoch: int, more: int = 0
+) -> End:
     """Return the first end that the limits of steps and epochs set.
 
-    A resumed run ends where it was `planned` to; 0 for a new one, and one whose limits were changed.
+    A resumed run ends where it was `planned` to; 0 for a new one, and one whose limits were changed. `more`
+    is that of `Limits.count`.
     """
     ends = [_NO_END]
     if options.max_steps > 0:
@@ -363,7 +371,7 @@ def first_of_steps_and_epochs(options: TrainerOptions, planned: int, steps_per_e
         else:
             ends.append(End(options.max_steps, f"max_steps {options.max_steps}"))
     if options.max_epochs > 0:
-        steps = options.max_epochs * steps_per_epoch
+        steps = more + options.max_epochs * steps_per_epoch
         ends.append(End(steps, f"max_epochs {options.max_epochs} of {steps_per_epoch} steps"))
     return min(ends, key=lambda end: end.step)
 

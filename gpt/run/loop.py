@@ -73,7 +73,10 @@ class Loop(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell the module and the data where the run stands, before they make optimizers and batches."""
         run = self.run
-        self.limits.count(self.data.updates_per_epoch)
+        done = (
+            run.place // self.data.windows_per_update
+        )  # updates of the present size for the text read so far
+        self.limits.count(self.data.updates_per_epoch, run.step - done)
         self.module.continue_from(run.step, run.total)
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
 
@@ -98,6 +101,8 @@ class Loop(Callback):
 
     def _open_store(self, other_text: bool) -> tuple[Path, bool]:
         """Open the run's folder; return it, and whether it has a best checkpoint."""
+        if self.origin.folder is None:  # no earlier process has begun this run's folder
+            self.limits.check_left()
         files = locked_folder(self.origin, self.options.run)
         if has_ended(files):  # otherwise it was killed before it ended, and ends again
             self.limits.check_left()
@@ -114,13 +119,14 @@ class Loop(Callback):
         device = self.module.device
         skip_sigterm_broadcast(trainer)
         self._open.enter_context(remembered(self.module.guard))
-        self.limits.begin(trainer.strategy.broadcast(self.origin.left))
         state = below(f"random/{rank}/", self.tensors)  # empty if the saved run had fewer processes
         files = self.store.files if self.store else None
-        loggers = open_loggers(self.options.trainer.logger, files, run) if files else []
+        loggers = open_loggers(self.options.trainer.logger, files, run) if files else []  # may take seconds
+        self.limits.begin(trainer.strategy.broadcast(self.origin.left))
         self.record = Record(files, run, self.options, self.data.context_length, loggers)
         self._open.callback(lambda: self.record.close(self._ending))
-        self.record.loss_sum = state.pop(LOSSES, torch.tensor(0.0)).to(device)
+        of_first = self.tensors.get(f"random/0/{LOSSES}", torch.tensor(0.0))
+        self.record.loss_sum = state.pop(LOSSES, of_first).to(device)
         self._continue(trainer)
         set_random_state(state, self.options.seed_everything, rank, device)
         scaler = scaler_of(trainer)

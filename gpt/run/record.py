@@ -7,7 +7,6 @@ writes new files instead of appending to old ones, so a link in their place chan
 import csv
 import io
 import json
-import math
 import os
 import sys
 import textwrap
@@ -16,11 +15,9 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import IO, Literal
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
@@ -29,12 +26,12 @@ from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import Folder
 from gpt.model import GPT
-from gpt.pictures.runs import loss_curve
+from gpt.plain import LARGEST
 from gpt.progress import progress, report
 from gpt.run.folder import RunFolder
 from gpt.run.options import Options
 from gpt.run.summary import Summary
-from gpt.training.module import VALIDATED, LanguageModel
+from gpt.training.module import VALIDATED
 from gpt.weights.checkpoint import RunPart
 
 Ending = Literal["success", "aborted", "failed"]
@@ -79,12 +76,12 @@ class Record:
         self._loggers = loggers
         self._paused_at = 0.0  # seconds of the run when it was paused
         self._step = run.step  # step of the last row
+        self._place = run.place  # windows of the text that were used by then
         self._at = time.perf_counter()
         self._started = self._at - run.seconds
         self.first = folder is not None
         if folder is None:
             return
-        self.folder = folder.path
         table, self._columns = with_columns(kept_rows(folder, run))
         samples = kept_samples(folder, run)
         bar = progress("training", run.total, done=run.step, unit="steps")
@@ -120,10 +117,12 @@ class Record:
         if not self.first:
             return
         made = run.step - self._step
+        tokens = (run.place - self._place) * self.window
         self._step = run.step
+        self._place = run.place
         before = self._at
         self._at = time.perf_counter()
-        speed = self.tokens * made / run.step / (self._at - before)
+        speed = tokens / (self._at - before)
         figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
         self._row({**figures, "tokens_per_second": speed})
         self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
@@ -148,7 +147,10 @@ class Record:
         from gpt.generation import Sampling, stream_samples
 
         run = self.run
-        run.validation = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        run.validation = {
+            name: value if abs(value) <= LARGEST else None
+            for name, value in figures.items()  # NaN is not
+        }
         if not self.first:
             return
         self._row(figures)
@@ -171,13 +173,11 @@ class Record:
         for logger in self._loggers:
             close_logger(logger, ending)
 
-    def summary(self, trainer: Trainer, module: LanguageModel, corpus: str) -> Summary:
-        """Draw loss.png and return the figures of the run; sizes are in bytes."""
+    def summary(self, device: torch.device, precision: str, parameters: int) -> Summary:
+        """Return the figures of the run; sizes are in bytes."""
         run = self.run
-        loss_curve(self.folder / "metrics.csv", self.folder / "loss.png")
-        device = trainer.strategy.root_device
         return {
-            "text": Path(corpus).name,
+            "text": run.text,
             "val_loss": run.validation.get("val_loss"),
             "val_bits_per_byte": run.validation.get("val_bits_per_byte"),
             "val_standard_error": run.validation.get("val_standard_error"),
@@ -188,9 +188,9 @@ class Record:
             "tokens": self.tokens,
             "tokens_per_second": round(self.tokens / max(run.seconds, 1e-9)),
             "peak_memory_bytes": _peak_memory_bytes(device),
-            "parameters": module.model.num_parameters(),
+            "parameters": parameters,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "precision": str(trainer.precision),
+            "precision": precision,
         }
 
     def _row(self, figures: dict[str, float]) -> None:
@@ -325,7 +325,7 @@ def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:
         try:
             if name == "wandb":
                 return WandbLogger(name=path.name, save_dir=path, id=_wandb_id(files))
-            return TensorBoardLogger(path, "tensorboard", "", purge_step=resumed_at)
+            return TensorBoardLogger(path, "tensorboard", "", purge_step=resumed_at + 1)  # keeps this step
         except ImportError:
             raise InputError(f"the logger {name} needs a package: pip install {name}") from None
 

@@ -21,15 +21,20 @@ class Stopped(Exception):
 def remembered(guard: Guard) -> Iterator[None]:
     """Note a received signal in `guard`, so that all processes act on it after the same update.
 
-    Further signals change nothing: a launcher may send SIGTERM more than once, a cluster SIGUSR1 before it.
-    Only a second Ctrl-C exits at once. The handler only stores a number, because printing can fail where the
+    The first signal counts: a launcher may send SIGTERM more than once, a cluster SIGUSR1 before it. But a
+    second Ctrl-C exits at once. The handler only stores a number, because printing can fail where the
     terminal is gone; a thread answers a Ctrl-C.
     """
 
+    interrupted = False
+
     def note(number: int, _: FrameType | None) -> None:
-        if number == guard.asked.signal == signal.SIGINT:
-            os._exit(128 + number)
-        guard.asked.signal = number
+        nonlocal interrupted
+        if number == signal.SIGINT:
+            if interrupted:
+                os._exit(128 + number)
+            interrupted = True
+        guard.asked.signal = guard.asked.signal or number
 
     names = {"SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"}  # Windows lacks the last two
     known = [number for number in signal.Signals if number.name in names]

@@ -10,14 +10,15 @@ from gpt.weights.checkpoint import ModelPart, write
 from gpt.weights.formats.table import Weights
 from gpt.weights.runs import Snapshot, most_crowded, snapshots_of
 
+_FEWEST = 8  # snapshots; fewer would show little
+
 
 class Snapshots:
     """Snapshots of the weights, in bfloat16, of steps 1 to 8, 10, 12, 14, 16, 20, ..., and of the last.
 
     All snapshots together take at most `megabytes`. The most closely spaced ones are deleted first, so the
-    others stay evenly spread. If fewer than eight fit, none is kept, as they would show little. A snapshot is
-    a checkpoint without the state for resuming. Snapshots from after `step`, where a run resumes, are
-    deleted.
+    others stay evenly spread. If fewer than `_FEWEST` fit, none is kept. A snapshot is a checkpoint without
+    the state for resuming. Snapshots from after `step`, where a run resumes, are deleted.
     """
 
     def __init__(self, folder: RunFolder, megabytes: int, step: int) -> None:
@@ -35,11 +36,12 @@ class Snapshots:
 
     def save(self, step: int, loss: float, weights: Weights, model: ModelPart) -> None:
         """Save a snapshot. Errors of a full disk are ignored here: the next checkpoint reports them."""
-        small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
-        if 8 * sum(tensor.nbytes for tensor in small.values()) > self.most:
+        size = sum(tensor.numel() for tensor in weights.values()) * torch.bfloat16.itemsize
+        if _FEWEST * size > self.most:
             return
-        files = self.folder.snapshots
+        small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
         with suppress(OSError):
+            files = self.folder.snapshots
             with files.write(f"step-{step}-loss-{loss:.4f}.safetensors", "wb") as file:
                 write(file, small, model, None)
             thin(files, snapshots_of(self.folder.path), self.most)

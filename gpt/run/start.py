@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from gpt.data.find import recipes
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared, positions_for
 from gpt.data.split import Divided, held_out_bytes
 from gpt.errors import InputError
-from gpt.files import shipped
 from gpt.plain import as_dict, seconds_of, shown
 from gpt.plan.command import GIVEN, TUNED_CONTEXT, Planner
 from gpt.plan.rule import BYTES_PER_TOKEN, Plan, bytes_to_read
@@ -22,7 +22,7 @@ from gpt.run.options import Options
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
 from gpt.training.speed import Shape, time_machine
-from gpt.weights.checkpoint import Checkpoint, RunPart, read
+from gpt.weights.checkpoint import Checkpoint, LaterFormat, RunPart, read
 from gpt.weights.formats.table import check_complete
 from gpt.weights.load import StoredModel, read_weights
 from gpt.weights.runs import RUNS, checkpoints_of, newest_run
@@ -92,7 +92,7 @@ class Start:
     plan: Plan | None = None
     """The plan made for --minutes."""
     began: float = 0.0
-    """When the process began, in seconds by `time.perf_counter`."""
+    """When the process began, in seconds by `time.perf_counter`; 0 where `minutes` is None."""
     minutes: float | None = None
     """Minutes after `began` when the run has to end."""
     claim: Claim = field(default_factory=Claim, compare=False)
@@ -140,10 +140,18 @@ def start(
         begun = _planned(given, minutes, began)
         report(*([] if has_end else [_NO_END]), str(begun.plan))
     else:
-        usual = {} if "config" in own else recipe("quick")
+        usual = {} if "config" in own else _quick_recipe(asked)
         begun = Start(options=_options({**usual, **given}))
     folder = folder_to_restart(begun.options.run) if wanted else None
     return replace(begun, folder=folder, began=began, minutes=minutes, claim=claim)
+
+
+def _quick_recipe(asked: Values) -> Values:
+    """Return the quick recipe. Its number of steps is no limit beside one that is asked for."""
+    values = recipe("quick")
+    if asked.keys() & set(_LIMITS):
+        values = {name: value for name, value in values.items() if name not in _LIMITS}
+    return values
 
 
 def _planned(given: Values, minutes: float, began: float) -> Start:
@@ -198,7 +206,7 @@ def _folder_of(resume: str, run: str | None) -> Path | None:
 
 def is_local(name: str) -> bool:
     """Whether a corpus named in a file is plain data on this machine, or a corpus of the package."""
-    if name in {file.stem for file in shipped("recipes").glob("*.yaml")}:
+    if name in recipes():
         return True
     path = Path(name)
     return "://" not in name and "::" not in name and path.exists() and path.suffix != ".yaml"
@@ -237,7 +245,9 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
         raise InputError(f"--run {own['run']} is not the run that is resumed, {folder}: leave --run out")
     written, unknown = known(run.options)
     saved = _saved_options(checkpoint, written)
-    _check_here(str(path), {"data.corpus": saved["data.corpus"]}, given.keys())
+    if "data.corpus" not in {**saved, **given}:
+        raise InputError(f"{path} does not name its text: give it with --data.corpus")
+    _check_here(str(path), {"data.corpus": saved.get("data.corpus")}, given.keys())
     options = _options({**saved, **given})
     lines = [f"resuming {path}, after step {run.step}"]
     if names := ", ".join((*checkpoint.unknown, *unknown)):
@@ -388,6 +398,8 @@ def _newest(folder: Path) -> Checkpoint:
     for path in checkpoints_of(folder):
         try:
             return _of_a_run(path)
+        except LaterFormat:
+            raise
         except InputError:
             notice(f"skipped {path}, which is broken")
     raise InputError(f"no checkpoint in {folder} to resume")

@@ -15,7 +15,7 @@ from gpt.progress import notice
 from gpt.weights.checkpoint import parts_of
 from gpt.weights.load import Device, find, load_with_template
 from gpt.weights.rounding import WeightPrecision
-from gpt.weights.runs import run_of
+from gpt.weights.runs import model_name, run_of
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -62,7 +62,7 @@ def serve(
     model = for_decoding(loaded, precision)
     run = run_of(path.resolve())
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    name = readable(name or (run.name if run else path.resolve().stem))
+    name = readable(name) if name else model_name(checkpoint, path)
     copied = Copied(training_text(run, tokenizer), tokenizer) if show_copied else None
     listener = _listener(host, port)
     app = create_app(

@@ -5,7 +5,7 @@ from typing import Literal
 
 from gpt.errors import InputError, check_least
 from gpt.evaluation.copied import training_text
-from gpt.files import check_free, readable
+from gpt.files import check_free
 from gpt.share.file import PagePrecision, write
 from gpt.share.gpt2 import is_gpt2
 from gpt.weights.checkpoint import parts_of
@@ -13,7 +13,7 @@ from gpt.weights.commands import FolderFormat, export_folder
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import check_known
 from gpt.weights.load import StoredModel, find, read_weights
-from gpt.weights.runs import run_of, snapshots_of
+from gpt.weights.runs import model_name, run_of, snapshots_of
 
 
 def export_weights(
@@ -57,7 +57,7 @@ def export_weights(
     state = parts_of(path)[1] if run else None
     text = training_text(run, stored.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
-    name = readable((run or path).resolve().stem)
+    name = model_name(checkpoint, path)
     print(write(output, stored, name, precision, snapshots, text, snapshot_megabytes, state))
 
 

@@ -13,6 +13,7 @@ const backend = {
    */
   async ask(path, form, take, signal) {
     if (path !== "load") await this.loaded;
+    signal?.throwIfAborted();  // it was stopped while the file was read
     const { port1, port2 } = new MessageChannel();
     signal?.addEventListener("abort", () => port1.postMessage("stop"));
     this.worker.postMessage({ path, form }, [port2]);

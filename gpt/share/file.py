@@ -42,8 +42,9 @@ def write(
 ) -> str:
     """Write a cropped model with snapshots of its run, the ids of its training text and the figures of `run`.
 
-    As many snapshots are written as fit into `megabytes`, evenly spaced in the logarithm of the step. Return
-    a line that says what is in the file. Raises InputError if the file would be larger than `LARGEST`.
+    As many snapshots are written as fit into `megabytes`, but at least two or none. They are evenly spaced in
+    the logarithm of the step. Return a line that says what is in the file. Raises InputError if the file
+    would be larger than `LARGEST`.
     """
     data, tensors = _packed(stored.weights, precision)
     chosen = list(snapshots)

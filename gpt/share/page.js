@@ -98,10 +98,9 @@ function settings() {
 }
 
 // Begin a text: the form of its request, and its place on the page.
-function begin() {
+function begin(prompt) {
   const form = settings();
   const step = moment();
-  const prompt = $("prompt").value;
   let box = $("text");
   if (about.chat) {
     box = beginReply(prompt);
@@ -131,9 +130,9 @@ function beginReply(content) {
   if (content) {
     turns.push({ role: "user", content });
     say("user", "You", content);
+    $("prompt").value = "";
   }
   if (!turns.length) throw new Error("type a message first");
-  $("prompt").value = "";
   return say("assistant", "Model", "");
 }
 
@@ -153,7 +152,9 @@ function setRunning(controller) {
   $("text").ariaBusy = String(controller !== null);  // a screen reader waits for the whole text
 }
 
-async function generate() {
+// Write a text or a reply. `repeats` means that other weights shall write it again: then what is typed into a
+// chat meanwhile stays there.
+async function generate({ repeats = false } = {}) {
   if (running) return;
   setRunning(new AbortController());
   const watching = moment() !== undefined;
@@ -165,7 +166,7 @@ async function generate() {
   }
   try {
     if (!about) await follow();
-    begin();
+    begin(about.chat && repeats ? "" : $("prompt").value);
     await write();
     const mark = text.marks.find(([, token]) => token.index >= chosen) ?? text.marks.at(-1);
     if (watching && mark) await showAttention(text, ...mark);
@@ -177,7 +178,7 @@ async function generate() {
   setRunning(null);
   if (again) {
     again = false;
-    generate();
+    generate({ repeats: true });
   }
 }
 
@@ -372,7 +373,7 @@ function watch() {
     again = true;
     running.abort();
   } else if (!about.chat || turns.length) {
-    generate();
+    generate({ repeats: true });
   }
 }
 
@@ -432,7 +433,7 @@ moveByArrows($("text"), ".token", () => NaN);  // up and down scroll
 moveByArrows($("grid"), "button", () => getComputedStyle($("grid")).gridTemplateColumns.split(" ").length);
 
 $("moment").addEventListener("input", watch);
-$("generate").addEventListener("click", generate);
+$("generate").addEventListener("click", () => generate());
 $("halt").addEventListener("click", () => running?.abort());
 $("clear").addEventListener("click", () => {
   running?.abort();

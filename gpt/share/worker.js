@@ -167,7 +167,7 @@ class Writer {
   /**
    * Read ids, of which those in the cache need no work.
    * @param {number[]} ids
-   * @param {?number} snapshot the step of the model that reads; the last model if there is none
+   * @param {?number} snapshot the step of the model that reads; the model itself if there is none
    * @param {object} options
    * @param {number[][][]} [options.weights] receives the attention weights (L, H, T) of the last id. Then all
    *     is read at once; else other requests come in between.

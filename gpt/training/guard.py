@@ -20,6 +20,10 @@ class Requests:
     """1: save a checkpoint."""
 
 
+NOT_UPDATED = "stopped before weights changed"
+"""Part of the message of a run whose loss or gradients are not finite."""
+
+
 class Guard:
     """A check before each update, which stops a run whose loss or gradients are not finite.
 
@@ -46,7 +50,7 @@ class Guard:
         if any_broken:
             what = f"loss {float(loss):g}, gradient norm {float(norm):g} at step {step}"
             how = "the last checkpoint is good; lower the learning rate"
-            raise InputError(f"{what}: stopped before weights changed, {how}")
+            raise InputError(f"{what}: {NOT_UPDATED}, {how}")
 
 
 def scaler_of(trainer: Trainer) -> GradScaler | None:

@@ -1,6 +1,5 @@
 """The time and memory of a training step: operations of a shape, and operations per second of a machine."""
 
-import json
 import time
 import timeit
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from gpt.config import GPTConfig
 from gpt.cores import cores
 from gpt.files import cache_folder, write_json
 from gpt.model import GPT
+from gpt.plain import parse_json
 from gpt.training.device import Precision, default_precision, device_name, free_memory, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
@@ -112,7 +112,12 @@ class Machine:
     @property
     def sampled_softmax(self) -> int:
         """The planned runs' option `sampled_softmax`."""
-        return 1 if self.is_gpu else _SAMPLED_SOFTMAX
+        return sampled_softmax_on(self.device)
+
+
+def sampled_softmax_on(device: str) -> int:
+    """Return the planned runs' option `sampled_softmax` on a type of device: only a CPU samples."""
+    return _SAMPLED_SOFTMAX if device == "cpu" else 1
 
 
 def time_machine(
@@ -163,8 +168,8 @@ def _speed(device: torch.device, precision: str, shape: Shape) -> float:
 
 def _read_speeds(path: Path) -> dict[str, float]:
     """Read the speeds in the cache; none if the file is missing or damaged."""
-    with suppress(OSError, ValueError):
-        speeds = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, TypeError):
+        speeds = parse_json(path.read_text(encoding="utf-8"))  # whose numbers are finite
         if isinstance(speeds, dict):
             return {key: float(speed) for key, speed in speeds.items() if speed > 0}
     return {}
@@ -172,8 +177,8 @@ def _read_speeds(path: Path) -> dict[str, float]:
 
 def _timed(device: torch.device, precision: str, shape: Shape) -> tuple[float, bool]:
     """Measure training operations per second on a shape, and whether the machine was idle."""
-    machine = Machine(speed=1.0, memory=0.0, device=device.type)
-    step = _step(shape, machine.sampled_softmax, device, precision)
+    sampled_softmax = sampled_softmax_on(device.type)
+    step = _step(shape, sampled_softmax, device, precision)
     step()  # the first step is slow
     began = time.perf_counter()
     computed = time.process_time()
@@ -183,7 +188,7 @@ def _timed(device: torch.device, precision: str, shape: Shape) -> tuple[float, b
     # Threads compute or spin, so they use all CPU time of their cores, except what other programs take.
     got = (time.process_time() - computed) / (time.perf_counter() - began) / torch.get_num_threads()
     # The shortest step: other programs, and other guests of a virtual machine's host, disturb it least.
-    speed = shape.operations(machine.sampled_softmax) / (_STEP_OF_RUN * min(seconds))
+    speed = shape.operations(sampled_softmax) / (_STEP_OF_RUN * min(seconds))
     return speed, device.type != "cpu" or got >= _IDLE_FROM
 
 

@@ -65,6 +65,10 @@ _TYPES = {  # tensor types by their names in safetensors
 }
 
 
+class LaterFormat(InputError):
+    """The error for a checkpoint of a later version of this program, which is not broken."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
     """The description of a model: all that is needed, besides the weights, to use it."""
@@ -121,7 +125,7 @@ class RunPart:
     stalled: int = 0
     """Validations since `best_step`, none of which was lower."""
     validation: dict[str, float | None] = field(default_factory=dict)
-    """The metrics of the last validation; None stands for a number that is not finite."""
+    """The metrics of the last validation; None stands for a number that is not finite, or above 2**53."""
     batches: int = 0
     """Batches of each process since the last row of metrics.csv."""
     csv: int = 0
@@ -310,7 +314,7 @@ def _metadata(path: Path, name: str) -> dict[str, str]:
     version = texts.get("version", "1")
     if version.isdecimal() and int(version) > VERSION:
         later = f"was written by a later version of this program, in its format {version}"
-        raise InputError(f"{path} {later}; this one reads those up to {VERSION}: update it")
+        raise LaterFormat(f"{path} {later}; this one reads those up to {VERSION}: update it")
     return texts
 
 

@@ -83,7 +83,7 @@ def export_folder(
 def _card(stored: StoredModel, path: Path, name: str) -> str:
     """Return a model's README.md for the hub: its shape, its training text's name and its run's results."""
     facts = stored.config.to_dict()
-    run = run_of(path)
+    run = run_of(path.resolve())
     if run and (run / "summary.json").is_file():
         facts |= read_json(run / "summary.json")
     rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in facts.items())

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
+from gpt.files import StrPath, readable
 from gpt.weights.checkpoint import Order, parts_of
 
 RUNS = Path("runs")
@@ -75,6 +76,16 @@ def run_of(checkpoint: Path) -> Path | None:
     """Return the run's folder of a checkpoint or snapshot; None if it was moved elsewhere."""
     inside = checkpoint.suffix == SUFFIX and checkpoint.parent.name in ("checkpoints", "snapshots")
     return checkpoint.parent.parent if inside else None
+
+
+def model_name(given: StrPath | None, path: Path) -> str:
+    """Return the name of the model at `path`, which was found for the `given` name or path."""
+    if given is not None and not Path(given).exists():  # the hub's cache names the folder by its commit
+        return readable(str(given))
+    path = path.resolve()
+    if run := run_of(path):
+        return readable(run.name)
+    return readable(path.name if path.is_dir() else path.stem)
 
 
 def _orders(run: Path) -> dict[Path, Order]:
