@@ -101,12 +101,12 @@ def _read_corpus_file(path: Path) -> Corpus:
         for name in ("files", "sha256", "weights"):
             values = recipe.get(name, ())
             recipe[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
-        recipe["files"] = tuple(_beside(path, name) for name in recipe["files"])
-        return build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
+        corpus = build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
     except (ValueError, TypeError, LookupError, OSError) as error:
         raise InputError(
             f"{path} is not a corpus file: it needs a mapping under `corpus` ({error})"
         ) from error
+    return replace(corpus, files=tuple(_beside(path, name) for name in corpus.files))
 
 
 def _beside(corpus_file: Path, name: str) -> str:

@@ -67,7 +67,7 @@ class Checkpoints:
                 self.files.also_called(resumed.path.name, _BEST)
 
     def _is_best_of(self, run: RunPart) -> bool:
-        """Whether `best` is intact and this run's best, by step and loss: another branch may have written it."""
+        """Whether `best` is this run's best, by step and loss: another branch may have written it."""
         try:
             best = read(self.best).run
         except InputError:

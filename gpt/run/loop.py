@@ -73,9 +73,7 @@ class Loop(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell the module and the data where the run stands, before they make optimizers and batches."""
         run = self.run
-        done = (
-            run.place // self.data.windows_per_update
-        )  # updates of the present size for the text read so far
+        done = run.place // self.data.windows_per_update  # in updates of the present size
         self.limits.count(self.data.updates_per_epoch, run.step - done)
         self.module.continue_from(run.step, run.total)
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches

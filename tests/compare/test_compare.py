@@ -19,12 +19,14 @@ from pretended import OPTIONS, Pretended, write_metrics
 from processes import ROOT
 
 from gpt.compare.command import compare
-from gpt.compare.machine import busy_warning, recipes_of
-from gpt.compare.outcomes import milliseconds_per_step
-from gpt.compare.trainings import Text, source_digest
+from gpt.compare.machine import Processes, busy_warning, recipes_of
+from gpt.compare.outcomes import milliseconds_per_step, read_outcome
+from gpt.compare.trainings import Recipe, Text, Training, source_digest
 from gpt.compare.variants import HELD_OUT, parse_variants
 from gpt.errors import InputError
+from gpt.files import write_json
 from gpt.pictures.runs import Metrics
+from gpt.training.guard import NOT_UPDATED
 
 LR = "quick --model.optimizer.lr 3e-3"
 
@@ -159,6 +161,24 @@ def test_what_was_edited_since_is_run_anew(tmp_path):
     assert len(trained_again()) == 7
 
 
+def test_what_is_tuned_from_weights_that_changed_is_run_anew(tmp_path):
+    weights = tmp_path / "base" / "model.safetensors"
+    weights.parent.mkdir()
+    machine = Pretended(noisy(), {"quick": {"model": {"init_from": "base"}}})
+    for made in (7, 11):  # the base has three of the seven, and half of one
+        weights.write_bytes(b"weights" * made)
+        compared(machine, LR)
+        assert len(machine.trained) == made
+
+
+def test_an_edited_file_of_a_corpus_file_makes_it_another_text():
+    Path("both.yaml").write_text("corpus: {files: [my.txt, other.txt]}", "utf-8")
+    before = Text.of("both.yaml").version
+    assert before == Text.of("both.yaml").version != []
+    Path("other.txt").write_text("two, and more", "utf-8")
+    assert Text.of("both.yaml").version != before
+
+
 @pytest.mark.parametrize("name", ["deep", "deep/*.txt"])
 def test_an_edited_file_of_a_text_makes_it_another_one(name):
     file = Path("deep", "a.txt")
@@ -176,6 +196,35 @@ def test_a_variant_that_diverges_is_said_to(capsys):
     assert "lr=3e-3 diverged" in capsys.readouterr().out
     with pytest.raises(InputError, match="the base diverged"):
         compared(Pretended(lambda *_: (math.nan, 9)), LR, name="other")
+
+
+def test_a_variant_whose_run_stops_for_it_diverges(tmp_path, capsys):
+    """An edited copy, whose every run ends as the guard ends one."""
+
+    class Stopping(Pretended):
+        def train(self, training, folder, watch):
+            if training.recipe.variant.name == "copy":
+                return Processes().train(training, folder, watch)
+            super().train(training, folder, watch)
+
+    (tmp_path / "copy" / "gpt").mkdir(parents=True)
+    say = f"import sys\nsys.exit('gpt fit: loss nan, gradient norm nan at step 3: {NOT_UPDATED}')"
+    (tmp_path / "copy" / "gpt" / "__main__.py").write_text(say, "utf-8")
+    (tmp_path / "copy" / "gpt" / "__init__.py").touch()
+    result = compared(Stopping(noisy()), "quick copy", seeds=2)
+    assert result["variants"][1]["same_steps"] is None
+    assert "copy diverged" in capsys.readouterr().out
+
+
+def test_a_text_without_a_held_out_part_is_refused(tmp_path):
+    """A run has the columns of a validation all the same."""
+    training = Training(Recipe(parse_variants(LR.split())[0], OPTIONS), Text.of("my.txt"), 7, 50)
+    run = tmp_path / "runs" / training.name
+    run.mkdir(parents=True)
+    write_metrics(run, ["50,500,9,"])
+    write_json(run / "summary.json", {"val_loss": None, "best_loss": None})
+    with pytest.raises(InputError, match="no text is held out, give a --data"):
+        read_outcome(training, tmp_path)
 
 
 def test_all_variants_hold_out_what_the_base_does():

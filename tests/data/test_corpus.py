@@ -1,6 +1,7 @@
 """What is read of files of each format: never silently less than they hold, or something else."""
 
 import gzip
+import lzma
 
 import pytest
 from corpora import documents, memory_limit, write, write_rows, write_texts
@@ -82,10 +83,20 @@ BAD_FILES = {
         gzip.compress(b"text" * 999)[:-9],
         r"cannot read .*a\.txt\.gz \(EOFError",
     ),
+    "a compressed file that is damaged inside": (
+        "a.txt.gz",
+        gzip.compress(b"text" * 999)[:10] + b"\xff" * 20,
+        r"cannot read .*a\.txt\.gz \(error: Error -3 while decompressing",
+    ),
     "Western text": (
         "a.txt",
         b"a caf\xe9",
         r"byte 5 cannot be decoded; iconv -f WINDOWS-1252 -t UTF-8 .*a.txt > .*a-utf8.txt",
+    ),
+    "Western text, compressed": (
+        "a.txt.xz",
+        lzma.compress(b"a caf\xe9"),
+        r"byte 5 .*; xz -dc .*a.txt.xz \| iconv -f WINDOWS-1252 -t UTF-8 > .*a-utf8.txt converts it",
     ),
     "Russian text": (
         "a b.txt",
@@ -107,6 +118,11 @@ BAD_FILES = {
     "a NUL byte, compressed": ("a.txt.gz", gzip.compress(b"some text \0"), "a.txt.gz is binary"),
     "a picture by its name": ("a.png", b"text", "a.png is binary: expected text"),
 }
+
+
+def test_the_name_of_a_folder_is_no_ending(tmp_path):
+    (tmp_path / "old.tsv").mkdir()
+    assert documents(write_texts(tmp_path / "old.tsv" / "a.csv", ["one", "two"])) == ["one", "two"]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BAD_FILES.values(), ids=BAD_FILES)

@@ -29,6 +29,10 @@ LEADS_NOWHERE = {
     "no folder": ("yours/deep/novel.txt", "expected a text file"),
     "no name": ("", "no corpus ''"),
     "a pattern": ("*.csv", "no file matches"),
+    "a slip in a corpus file": (
+        "mine/slip.yaml",
+        "there is no builtin:docs, expected one of builtin:py",
+    ),
     "another protocol": ("reference://x", "expected a path, or a URL of https, http, s3, gs, hf$"),
 }
 
@@ -37,6 +41,7 @@ LEADS_NOWHERE = {
 def test_names_that_lead_nowhere(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine" / "novel.txt", "text")
+    write(tmp_path / "mine" / "slip.yaml", "corpus: {files: [novel.txt, 'builtin:docs']}")
     with pytest.raises(InputError, match=message):
         find_corpus(name)
 
@@ -141,6 +146,23 @@ def test_a_url_is_downloaded_once(tmp_path, far_files):
     recipe = write(tmp_path / "far.yaml", f"corpus: {{files: ['s3://{path}']}}")
     assert documents(recipe) == ["from afar\r\n"]
     assert not list((tmp_path / "cache").rglob("nothing*"))
+
+
+def test_a_download_that_is_no_text_is_refused_each_time(tmp_path, far_files):
+    """The second time it comes from the cache."""
+    path = write(tmp_path / "a.txt", "many words".encode("utf-16-le"))
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"a\.txt seems to be UTF-16LE without a byte order mark"):
+            find_corpus(f"s3://{path}")
+
+
+def test_a_corpus_file_names_files_here_or_beside_it(tmp_path, monkeypatch):
+    for folder in ("mine", "here"):
+        write(tmp_path / folder / "a.txt", folder)
+    recipe = write(tmp_path / "mine" / "both.yaml", "corpus: {files: a.txt}")
+    assert documents(recipe) == ["mine"]
+    monkeypatch.chdir(tmp_path / "here")
+    assert documents(recipe) == ["here"]
 
 
 def test_a_download_with_another_hash_is_refused(tmp_path, far_files):

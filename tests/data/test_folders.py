@@ -66,6 +66,12 @@ def test_what_is_no_file_is_counted_and_never_opened(folder, capsys):
 
 
 @POSIX
+def test_a_file_among_the_folders_of_a_pattern_is_passed_over(folder):
+    for name in ("data/readme.txt", "data/deep/a.txt"):
+        write(folder / name, "text")
+    assert names("data/*/**/*.txt") == [os.path.join("data", "deep", "a.txt")]
+
+
 @pytest.mark.parametrize("pattern", [".", "*.txt", "**/*.txt"])
 @pytest.mark.parametrize("target", ["missing", "broken.txt"], ids=["to nothing", "to itself"])
 def test_links_that_lead_nowhere_are_named(folder, target, pattern):

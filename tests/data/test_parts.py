@@ -9,6 +9,7 @@ import pytest
 from corpora import documents, write, write_texts
 
 from gpt.data.find import find_corpus
+from gpt.data.formats import PART_BYTES
 from gpt.data.split import divide_corpus
 
 
@@ -51,6 +52,13 @@ def test_a_weight_is_the_share_of_the_passages_of_a_text(tmp_path, weighted, lin
     assert begins[-1] > 0.8 * len(text)
     assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False))
     assert documents(weighted({"a.txt": 1})) == [text]
+
+
+def test_the_most_bytes_of_a_compressed_text_are_bytes(tmp_path):
+    """And not characters, of which Chinese has a third as many."""
+    path = write(tmp_path / "a.txt.gz", gzip.compress(("\u4e2d" * 20 + "\n").encode() * 40_000))
+    pieces = find_corpus(str(path)).pieces(1 << 20)
+    assert 1 << 20 <= sum(len(piece.text.encode()) for piece in pieces) <= (1 << 20) + 2 * PART_BYTES
 
 
 def test_an_estimated_size_counts_by_weight(tmp_path, weighted):

@@ -105,6 +105,14 @@ def test_examples_are_found_by_their_columns(tmp_path, capsys, name, row, expect
     assert f"gpt: {path} is read as {told}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_a_conversation_beside_a_text_is_read_if_its_column_is_named(tmp_path, capsys, name):
+    path = write_rows(tmp_path / name, [{"text": "plain", "conversations": CHAT}])
+    assert documents(path) == ["plain"]
+    assert "--data.text_column conversations reads its examples" in capsys.readouterr().err
+    assert documents(path, text_column="conversations") == [EXAMPLE]
+
+
 def test_three_columns_by_name(tmp_path):
     rows = [{"task": ASKED, "context": "The input.", "reply": ANSWER}, {"task": ASKED, "reply": ANSWER}]
     path = write_rows(tmp_path / "a.jsonl", rows)
@@ -147,6 +155,14 @@ def test_a_first_row_without_the_column_does_not_decide(tmp_path, capsys, whole,
         documents(write_rows(path, [{"id": 1}, {"note": 1}]))
 
 
+@pytest.mark.parametrize("row", [{"text": ""}, {"text": None}, {"prompt": ASKED, "completion": " "}])
+def test_empty_rows_are_left_out_and_counted(tmp_path, capsys, row):
+    whole = dict.fromkeys(row, "x")
+    path = write_rows(tmp_path / "a.jsonl", [whole, row, whole, row])
+    assert len(documents(path)) == 2
+    assert f"{path}: left out 2 rows without text or without a completion" in capsys.readouterr().err
+
+
 BAD_ROWS = ['{"text": "x"}', "{broken", '{"text": "y"}', "7", '{"text": ["no"]}', '{"text": "z"}']
 
 
@@ -159,6 +175,15 @@ def test_bad_rows_are_left_out_and_counted_up_to_a_limit(tmp_path, capsys):
         documents(path, skip_bad_rows=2)
     with pytest.raises(InputError, match=r"in line 2: .*; leave out bad rows with --skip_bad_rows \(gpt fit"):
         documents(path)
+
+
+def test_the_place_of_a_bad_row_is_looked_for_only_to_tell_it(tmp_path, monkeypatch):
+    """Else a file with many bad rows would be read as often."""
+    looked = []
+    monkeypatch.setattr("gpt.data.documents.place", lambda name, row: looked.append(row.number) or "line 1")
+    path = write(tmp_path / "a.jsonl", "{broken\n" * 99 + '{"text": "x"}')
+    assert documents(path, skip_bad_rows=99) == ["x"]
+    assert looked == [1]
 
 
 @pytest.mark.parametrize(("name", "place"), [("a.jsonl", "line"), ("a.parquet", "row")])

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,28 @@ def test_what_cannot_be_planned_is_said_before_anything_is_measured(
 def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(refusal):
     line = refusal("plan --model.config.dropout x")
     assert line == "gpt plan: --model.config.dropout: expected float, got 'x'\n"
+
+
+def test_a_precision_that_fit_refuses_is_not_planned(refusal):
+    line = refusal("plan text.txt --trainer.precision bf16")
+    assert "--trainer.precision" in line and "bf16-mixed" in line
+
+
+def test_a_given_batch_is_that_of_each_process(place, monkeypatch):
+    alone = begin("text.txt --minutes 1 --data.batch_size 24")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(command, "time_machine", lambda *_: replace(CORE, processes=2))
+    two = begin("text.txt --minutes 1 --data.batch_size 12")
+    assert two.plan.shape.batch_size == alone.plan.shape.batch_size == 24
+    assert two.options.data.batch_size == 12
+
+
+def test_a_limit_of_time_is_not_one_of_steps_too(place):
+    """The quick recipe's number of steps does not count beside a limit that is asked for."""
+    assert begin("text.txt --trainer.max_time 1h").options.trainer.max_steps == -1
+    assert begin("text.txt --trainer.max_steps 7").options.trainer.max_steps == 7
+    assert begin("text.txt --config quick --trainer.max_time 1h").options.trainer.max_steps == 2000
 
 
 def test_the_minutes_that_a_refusal_names_suffice(place, refusal):

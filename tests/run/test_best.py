@@ -32,6 +32,18 @@ def test_a_rewind_sets_the_later_best_aside(workplace):
     assert find() == CHECKPOINTS / "best.safetensors"
 
 
+def test_the_best_of_another_branch_is_not_the_best_of_this_one(workplace):
+    """Both have their best after step 4; the first run is the better one, and goes on."""
+    assert fit(RUN) == 0
+    before = best()
+    worse = "--model.optimizer.lr 0 --trainer.max_steps"
+    assert gpt(f"fit --resume {CHECKPOINTS / 'step-2.safetensors'} {worse} 4") == 0
+    assert best()[0] == before[0] and best()[1] > before[1]
+    assert gpt(f"fit --resume {CHECKPOINTS / 'last-step-4.safetensors'} {worse} 5") == 0
+    assert best() == before
+    assert read(CHECKPOINTS / "best-step-4.safetensors").run.best_loss > before[1]
+
+
 def test_another_text_begins_the_best_again(workplace, capsys):
     assert fit(f"{RUN} --model.optimizer.lr 0.05 --model.optimizer.warmup_steps 0") == 0
     before = best()

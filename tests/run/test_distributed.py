@@ -92,6 +92,14 @@ def test_two_processes_do_what_one_does_and_go_on_with_each_others_runs(launch):
     assert_close("from-two", "one")
 
 
+def test_a_loss_between_two_rows_goes_on_on_more_processes(launch):
+    """The second process takes the sum that the first one had of updates 4 and 5."""
+    launch(f"{ONE} --log_every 3 --run one", processes=1)
+    shutil.copytree("runs/one", "runs/two")
+    launch(f"{TWO} --log_every 3 --resume runs/two/checkpoints/step-5.safetensors")
+    assert_close("two", "one")
+
+
 def test_two_processes_weigh_what_they_score_as_one_does(launch, workplace):
     """Completions of 1 to 10 tokens: the mean of an update is over its scored tokens, whoever has them."""
     lines = [json.dumps({"prompt": "fox", "completion": " fox" * (1 + k * k % 10)}) for k in range(200)]
@@ -159,9 +167,9 @@ def test_a_full_disk_of_one_process_stops_both(launch):
 def test_two_in_bfloat16_accumulate_and_recompute_as_one_does(launch):
     """The same micro-batches of 9 windows, half of them on each: sums differ only in their order."""
     command = f"{PLAIN} --data.tokens_per_update {36 * 16} --data.batch_size 9"
-    # A bias of keys has no gradient but rounding, of which AdamW makes a step as large as the rate.
     command += " --trainer.precision bf16-mixed --model.checkpoint_activations true"
-    command += " --model.optimizer.rest_lr 3e-3"
+    # A bias of keys has no gradient but rounding, of which AdamW makes a step as large as the rate.
+    command += " --model.config.qkv_bias false"
     launch(f"{command} --trainer.devices 1 --run one", processes=1)
     launch(f"{command} --trainer.devices 2 --run two")
     assert_close("two", "one", losses_rel=1e-4, rtol=0, atol=1e-3)

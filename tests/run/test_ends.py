@@ -132,6 +132,31 @@ def test_no_validation_comes_just_before_the_last(workplace, steps, validated):
     assert validated_steps("r") == validated
 
 
+@pytest.mark.parametrize("first", [float("inf"), float("nan"), 1e30])
+def test_a_first_held_out_loss_that_cannot_be_kept_ends_no_run(first, workplace, monkeypatch):
+    """With a rate that is too high it may be that of a perplexity of 1e30."""
+    left = [first, 4.0]
+
+    def log(self, metrics, original=LanguageModel.log_dict, **options):
+        loss = left.pop(0)
+        original(self, {**metrics, "val_loss": loss, "val_perplexity": loss}, **options)
+
+    monkeypatch.setattr(LanguageModel, "log_dict", log)
+    assert fit(ADAMW, "--trainer.val_check_interval 2 --trainer.max_steps 4") == 0
+    assert checkpoint("r", "best").run.best_loss == 4.0
+
+
+def test_epochs_count_the_text_whatever_the_size_of_an_update(workplace):
+    """A second epoch in batches of twice the size: half as many updates."""
+    epochs = f"{ADAMW} {NO_STEPS} --trainer.accumulate_grad_batches 1"
+    assert fit(epochs, "--data.batch_size 20 --trainer.max_epochs 1") == 0
+    first = checkpoint("r").run
+    assert gpt("fit --resume runs/r --data.batch_size 40 --trainer.max_epochs 2") == 0
+    second = checkpoint("r").run
+    assert second.step - first.step == pytest.approx(first.step / 2, abs=2)
+    assert second.place == pytest.approx(2 * first.place, abs=40)
+
+
 @pytest.mark.parametrize(
     ("losses", "best"),
     [((5.0, 6.0, 3.0, 3.5), 6), ((5.0, float("inf"), float("nan")), 2)],

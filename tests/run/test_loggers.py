@@ -23,6 +23,7 @@ def test_tensorboard_has_the_figures_of_the_csv(workplace):
     assert fit(f"{SHORT} --trainer.logger tensorboard") == 0
     options = yaml.safe_load((workplace / "runs/r/tensorboard/hparams.yaml").read_text("utf-8"))
     assert options["trainer"]["max_steps"] == 4
+    assert gpt("fit --resume runs/r --trainer.max_steps 6 --trainer.logger tensorboard") == 0
     events = EventAccumulator("runs/r/tensorboard").Reload()
     assert "hp_metric" not in events.Tags()["scalars"]
     for name in ("train_loss", "val_bits_per_byte"):

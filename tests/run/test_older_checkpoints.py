@@ -60,6 +60,18 @@ def test_a_later_format_is_refused_with_its_number(command, old, refusal):
     assert told in refusal(f"{command} {LAST}")
 
 
+@pytest.mark.parametrize("resumed", ["", "checkpoints/step-8.safetensors"])
+def test_an_earlier_checkpoint_does_not_take_the_place_of_a_later_formats(resumed, old, capsys):
+    """It is not broken, so no other is resumed in its place, and it keeps its name."""
+    shutil.copy(LAST, LAST.with_name("step-8.safetensors"))
+    retold(LAST, LAST, "", "", version="3")
+    before = LAST.read_bytes()
+    assert gpt(f"fit --resume {old / resumed} --trainer.accelerator cpu --trainer.max_steps 12") == 2
+    assert "in its format 3; this one reads those up to 2: update it" in capsys.readouterr().err
+    assert LAST.read_bytes() == before
+    assert not list(LAST.parent.glob("*.broken"))
+
+
 def test_a_table_with_other_columns_gets_those_of_today_and_keeps_its_own(old):
     """The columns of another version: one that is not known here, and none for the gradient's norm."""
     table = Path("runs/old/metrics.csv")

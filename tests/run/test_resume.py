@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rewritten import retold
 from run_folders import killed
 from safetensors.torch import load_file
 from tiny_runs import COMMAND, checkpoint, fit, gpt, result, run_in
@@ -67,6 +68,19 @@ def test_the_checkpoint_alone_is_enough(whole, workplace, capsys):
     loss = next(row["val_loss"] for row in wanted[1] if row["step"] == "20" and row["val_loss"])
     assert float(loss) == pytest.approx(yaml.safe_load(capsys.readouterr().out)["val_loss"], rel=1e-6)
     assert gpt("generate --checkpoint last.safetensors --max_new_tokens 3") == 0
+
+
+def test_a_finished_run_that_was_moved_has_nothing_left_to_do(whole, workplace, capsys):
+    shutil.copy(whole / "checkpoints" / "last.safetensors", "moved.safetensors")
+    assert gpt("fit --resume moved.safetensors --run elsewhere") == 0
+    assert "all 20 steps are done" in capsys.readouterr().err
+    assert not Path("runs/elsewhere").exists()
+
+
+def test_a_checkpoint_that_does_not_name_its_text_asks_for_it(whole, workplace, refusal):
+    retold(whole / "checkpoints" / "step-18.safetensors", "moved.safetensors", '"corpus":"text.txt",', "")
+    assert "does not name its text: give it with --data.corpus" in refusal("fit --resume moved.safetensors")
+    assert gpt("fit --resume moved.safetensors --data.corpus text.txt") == 0
 
 
 def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):

@@ -54,6 +54,17 @@ def test_the_speed_is_that_of_training(record, clock, tmp_path, capsys):
     assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]
 
 
+def test_the_speed_after_a_resume_is_that_of_the_updates_since(clock, tmp_path):
+    """Each has 64 tokens. Before, an update had 16."""
+    with Claim() as claim:
+        resumed = RunPart(step=10, place=10, total=100)
+        record = Record(claim.take(tmp_path), resumed, Options(log_every=10), window=16)
+        advance(record, clock, 20)
+        record.close("success")
+    head, row = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
+    assert row[head.index("tokens_per_second")] == "128"
+
+
 def test_validation_prints_its_figures_and_a_sample_as_it_is(record, monkeypatch, capsys):
     pieces = [(0, "Once [bold]"), (0, " upon\n")]
     monkeypatch.setattr("gpt.generation.stream_samples", lambda *_, **__: pieces)

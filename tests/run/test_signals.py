@@ -13,6 +13,9 @@ import pytest
 from processes import forked
 from tiny_runs import COMMAND, TINY, checkpoint, gpt, result
 
+from gpt.run.signals import remembered
+from gpt.training.guard import Guard
+
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals"),
 ]
@@ -76,10 +79,19 @@ def test_a_ctrl_c_whose_reader_has_gone_saves_the_step(workplace):
 def test_a_second_ctrl_c_leaves_at_once(workplace):
     slow = "import time, gpt.run.checkpoint as s; s.write = lambda *_: time.sleep(60)"
     with started("--snapshot_megabytes 0", code=slow) as process:
-        for _ in range(2):
-            os.kill(process.pid, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(process.pid, number)
             time.sleep(0.3)
         assert status(process, timeout=5) == 130
+
+
+def test_the_first_signal_decides_how_a_run_ends():
+    """A cluster sends SIGUSR1, and SIGTERM a while later."""
+    guard = Guard()
+    with remembered(guard):
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+    assert guard.asked.signal == signal.SIGUSR1
 
 
 def test_under_nohup_a_closed_terminal_changes_nothing(workplace):

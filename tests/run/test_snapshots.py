@@ -11,8 +11,9 @@ from tiny_runs import COMMAND, fit, gpt, result, run_in
 
 from gpt.files import Folder
 from gpt.run import snapshots
-from gpt.run.snapshots import thin
-from gpt.weights.checkpoint import read
+from gpt.run.folder import Claim
+from gpt.run.snapshots import Snapshots, thin
+from gpt.weights.checkpoint import ModelPart, read
 from gpt.weights.load import load
 from gpt.weights.runs import snapshots_of
 
@@ -77,6 +78,15 @@ def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
     monkeypatch.setattr(snapshots, "write", full)
     assert fit("--run full --trainer.max_steps 3") == 0
     assert steps_of(Path("runs/full")) == [1, 3]
+
+
+def test_snapshots_that_would_not_fit_are_not_even_copied(tmp_path):
+    """The weights have no data here that could be copied."""
+    with Claim() as claim:
+        kept = Snapshots(claim.take(tmp_path), megabytes=1, step=0)
+        weights = {"weight": torch.empty(1_000_000 // 16 + 1, device="meta")}
+        kept.save(1, 1.0, weights, ModelPart(config={}, tokenizer=None, template=None, adapters=None))
+    assert not (tmp_path / "snapshots").exists()
 
 
 def test_bad_options_and_what_a_snapshot_cannot_do(whole, workplace, refusal):

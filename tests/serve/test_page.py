@@ -260,3 +260,17 @@ def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(open_p
     assert page.content("#seen").startswith("<|endoftext|>UHi\nA")
     page.find("#clear").click()
     assert not page.all(".turn") and not page.severe()
+
+
+def test_what_is_typed_into_a_chat_stays_while_other_weights_reply(open_page, run):
+    page = open_page(new_app(template=TEMPLATE, run=run))
+    page.wait_for("#training")
+    page.set_slider("max_tokens", 10)
+    page.find("#prompt").send_keys("Hi\n")
+    page.wait_for_the_end()
+    page.find("#prompt").send_keys("half a mess")
+    page.set_slider("moment", 0)
+    page.wait_for_text("#when", "step 1,")
+    page.wait_for_the_end()
+    assert page.find("#prompt").get_property("value") == "half a mess"
+    assert [turn.get_property("textContent") for turn in page.all(".turn.user")] == ["Hi"]

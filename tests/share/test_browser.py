@@ -75,6 +75,17 @@ def test_it_answers_while_it_writes_and_stops(start, path):
     assert page.text("#error") == "" and not page.severe()
 
 
+def test_a_text_that_is_stopped_before_the_file_is_read_is_not_written(start, path):
+    page = start(export(path, MODEL, TOKENIZER).as_uri())
+    page.wait_for("#prompt")
+    page.browser.execute_script("backend.loaded = new Promise(resolve => { window.beRead = resolve; });")
+    page.begin("Hello", 40)
+    page.find("#halt").click()
+    page.browser.execute_script("beRead();")
+    page.wait_for_the_end()
+    assert not page.all("#text .token:not(.prompt)") and page.text("#error") == ""
+
+
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=document.title='owned'><!--"
 
 

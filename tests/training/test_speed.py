@@ -23,6 +23,13 @@ def speeds(workplace, monkeypatch) -> Path:
     return path
 
 
+@pytest.mark.parametrize("damaged", ["null", "1e400"])
+def test_a_damaged_speed_is_measured_again(damaged, speeds):
+    key = json.dumps(speed_key(torch.device("cpu"), "32-true"))
+    speeds.write_text(f"{{{key}: {damaged}}}", "utf-8")
+    assert 1e8 < time_machine(*ON_CPU).speed < 1e15
+
+
 def test_a_known_speed_is_not_measured_again(speeds):
     assert time_machine(*ON_CPU).speed == KNOWN
 
