@@ -173,7 +173,7 @@ def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(re
     assert line == "gpt plan: --model.config.dropout: expected float, got 'x'\n"
 
 
-def test_a_precision_that_fit_refuses_is_not_planned(refusal):
+def test_a_precision_that_fit_refuses_is_not_planned(place, refusal):
     line = refusal("plan text.txt --trainer.precision bf16")
     assert "--trainer.precision" in line and "bf16-mixed" in line
 
@@ -182,6 +182,7 @@ def test_a_given_batch_is_that_of_each_process(place, monkeypatch):
     alone = begin("text.txt --minutes 1 --data.batch_size 24")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(command, "of_first_process", lambda name, measure: measure())
     monkeypatch.setattr(command, "time_machine", lambda *_: replace(CORE, processes=2))
     two = begin("text.txt --minutes 1 --data.batch_size 12")
     assert two.plan.shape.batch_size == alone.plan.shape.batch_size == 24
