@@ -36,12 +36,13 @@ def test_the_best_of_another_branch_is_not_the_best_of_this_one(workplace):
     """Both have their best after step 4; the first run is the better one, and goes on."""
     assert fit(RUN) == 0
     before = best()
-    worse = "--model.optimizer.lr 0 --trainer.max_steps"
-    assert gpt(f"fit --resume {CHECKPOINTS / 'step-2.safetensors'} {worse} 4") == 0
+    worse = "--model.optimizer.lr 0 --trainer.max_steps 4"
+    assert gpt(f"fit --resume {CHECKPOINTS / 'step-2.safetensors'} {worse}") == 0
     assert best()[0] == before[0] and best()[1] > before[1]
-    assert gpt(f"fit --resume {CHECKPOINTS / 'last-step-4.safetensors'} {worse} 5") == 0
+    no_better = "--model.optimizer.lr 0 --model.optimizer.rest_lr 0 --trainer.max_steps 5"
+    assert gpt(f"fit --resume {CHECKPOINTS / 'last-step-4.safetensors'} {no_better}") == 0
     assert best() == before
-    assert read(CHECKPOINTS / "best-step-4.safetensors").run.best_loss > before[1]
+    assert read(CHECKPOINTS / "best-step-4-2.safetensors").run.best_loss > before[1]
 
 
 def test_another_text_begins_the_best_again(workplace, capsys):

@@ -25,6 +25,6 @@ def test_a_model_has_the_name_of_its_run_or_folder(given, path, name, tmp_path, 
     monkeypatch.chdir(tmp_path)
     for folder in ("runs/v1.5/checkpoints", "runs/v1.5/snapshots", "exported-v1.5"):
         Path(folder).mkdir(parents=True)
-    for file in ("runs/v1.5/snapshots/1.safetensors", "moved.safetensors"):
+    for file in ("runs/v1.5/snapshots/step-1.safetensors", "moved.safetensors"):
         Path(file).touch()
     assert model_name(given, Path(path)) == name
