@@ -26,7 +26,7 @@ from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.generation import build, for_decoding
-from gpt.generation.decoding import backend_for
+from gpt.generation.decoding import backend_name
 from gpt.serve.app import create_app
 from gpt.serve.limits import Limits
 from gpt.serve.requests import CompletionRequest
@@ -154,7 +154,7 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
         if app.state.service.cost:
             problems.append(f"requests that cost {app.state.service.cost} are still open")
     for prompt, new, text in replies:
-        options = {"max_new_tokens": new, "temperature": 0, "backend": backend_for(precision)}
+        options = {"max_new_tokens": new, "temperature": 0, "backend": backend_name(precision)}
         ids = generate(model, [prompt], **options)[0]
         expected = tokenizer.decode(ids[len(prompt) :]).partition("<|endoftext|>")[0]
         if text != expected:

@@ -1,8 +1,9 @@
 """Decide which part of a corpus is held out. This happens only here, and from the text only.
 
-The text is divided into units. A unit is a document. A longer document is cut into units of at most a
-twentieth of the held-out text, so that at least about twenty units are held out. An example is never cut.
-The units with the lowest hashes are held out. So equal documents are in the same split.
+The text is divided into units. A unit is a document. A document longer than a twentieth of what is held out
+by default, but at least 1,024 bytes, is cut into units of this size. So some twenty units or more are held
+out of a text of 200 KB or more. An example is never cut. The units with the lowest hashes are held out. So
+equal documents are in the same split.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from gpt.text.tokenizer import split_at_words
 SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # the most text in memory at once
 LEARNED_BYTES = 8 << 20  # the text to learn a vocabulary from; a larger text gives more
-_LEAST_UNIT = 1 << 10  # bytes; the limit of a unit is no lower, if the held-out text is larger
+_LEAST_UNIT = 1 << 10  # bytes; the limit of a unit is this, or the held-out text if that is smaller
 _HASHES = 1 << 64
 _UNLIMITED = 1 << 62  # bytes
 
@@ -56,8 +57,8 @@ class Rule:
     def exact(self, pieces: Iterable[Piece]) -> "Rule":
         """Return the rule for exactly these pieces.
 
-        It holds out no more than its share, but at least one of two units if the share is above 0. The unit
-        with the highest hash is never held out.
+        It holds out no more than its share, but at least one unit if there are two and the share is above 0.
+        The unit with the highest hash is never held out.
         """
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
@@ -212,14 +213,14 @@ def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
     Then each run of units in one split becomes a document of it. Text from both sides of a gap is never
     joined, so that each split has only text as it was written.
     """
-    before = ""  # the split of the previous part, if it belongs to the same document
+    last_split = ""  # that of the previous part, if it belongs to the same document
     for piece, units in _units(pieces, rule.longest):
         if piece.first:
-            before = ""
-        for held_out, run in groupby(units, key=lambda unit: unit[0] < rule.below):
-            split = SPLITS[held_out]
-            yield Piece("".join(text for _, text in run), split != before, piece.scored, split)
-            before = split
+            last_split = ""
+        for held_out, adjacent in groupby(units, key=lambda unit: unit[0] < rule.below):
+            split = "val" if held_out else "train"
+            yield Piece("".join(text for _, text in adjacent), split != last_split, piece.scored, split)
+            last_split = split
 
 
 def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[tuple[int, str]]]]:

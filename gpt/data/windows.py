@@ -22,8 +22,8 @@ from gpt.data.respelling import Respelling
 from gpt.data.shards import Stream
 from gpt.data.stored import Stored, is_scored, may_be_unscored, token_ids
 
-# The target of a position that is not scored, as in `cross_entropy`: padding, and what an example's template
-# does not have the model learn to write, such as a prompt.
+# The target of a position that is not scored, as in `cross_entropy`: padding, and what the model is not to
+# learn to write of an example, such as the prompt.
 IGNORE_INDEX = -100
 Batch = tuple[Tensor, ...]  # x, y, and with `isolate` the document of each token: (B, T) int64 each
 
@@ -44,7 +44,7 @@ class WeightedBatch(NamedTuple):
 
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]  # each window's first target and number of targets
-_PLANNED_WINDOWS = 4096
+_WINDOWS_AT_ONCE = 4096
 
 
 def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> NDArray[np.int64]:
@@ -122,9 +122,10 @@ class Packed:
         while begin < tokens:
             bounds.append(begin)
             limit = min(begin + context_length, tokens)
-            last = np.searchsorted(document_starts, limit, side="right") - 1  # the document at `limit`
-            start = int(document_starts[last])
-            end = int(document_ends[last])
+            document = np.searchsorted(document_starts, limit, side="right") - 1  # the one at `limit`
+            start = int(document_starts[document])
+            end = int(document_ends[document])
+            # `limit` would cut it, and it fits whole into the next window.
             postpone = begin < start and limit < end <= start + context_length
             begin = start if postpone else limit
         self._bounds = np.array([*bounds, tokens], np.int64)
@@ -188,8 +189,9 @@ def make_batch(
 class TrainWindows:
     """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on.
 
-    The windows of a run are counted over all processes. Window g of the run is window g % N of epoch g // N.
-    Batch k of a process holds the B windows from (k * world_size + rank) * B on.
+    The places of a run's windows are counted over all processes. Place g holds the window at position g % N
+    of the permutation of epoch g // N. Batch k of a process holds the B places from (k * world_size + rank) *
+    B on.
     """
 
     stream: Stream
@@ -204,19 +206,20 @@ class TrainWindows:
     """Where examples begin, for `isolate`."""
 
     def __post_init__(self) -> None:
-        # Many batches are planned at once, as permuting one window takes about as long as thousands.
-        self._planned = max(1, min(_PLANNED_WINDOWS, 8 * self.windows.count) // self.batch_size)
-        self._plan: tuple[int, Spans] | None = None  # the plan's number and spans
+        # Many batches are looked up at once, as permuting one window takes about as long as thousands.
+        self._batches_at_once = max(1, min(_WINDOWS_AT_ONCE, 8 * self.windows.count) // self.batch_size)
+        self._block: tuple[int, Spans] | None = None  # the number of such a block of batches, and its spans
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on each process, rounded up."""
         return math.ceil(self.windows.count / (self.batch_size * self.world_size))
 
     def __getitem__(self, batch: int) -> Batch:
-        number, row = divmod(batch, self._planned)
-        if self._plan is None or self._plan[0] != number:
-            self._plan = number, self.spans(np.arange(number * self._planned, (number + 1) * self._planned))
-        starts, lengths = self._plan[1]
+        block, row = divmod(batch, self._batches_at_once)
+        if self._block is None or self._block[0] != block:
+            first_batch = block * self._batches_at_once
+            self._block = block, self.spans(np.arange(first_batch, first_batch + self._batches_at_once))
+        starts, lengths = self._block[1]
         first = (batch * self.world_size + self.rank) * self.batch_size
         respell = None if self.respelling is None else partial(self.respelling, first=first)
         spans = starts[row], lengths[row]

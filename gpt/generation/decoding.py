@@ -36,15 +36,15 @@ auto: the compiled program if it is built and gives the model's logits, else PyT
 int8, int4: the compiled program, with matrices rounded to it."""
 Backend = Compiled | Forward
 
-_PLACES = 4  # how many positions are compared, the last ones of each text
-_LEAST_CONTEXT = _PLACES + 2  # tokens; in a shorter context nothing can be compared
+_POSITIONS = 4  # how many positions are compared, the last ones of each text
+_LEAST_CONTEXT = _POSITIONS + 2  # tokens; in a shorter context nothing can be compared
 _LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
 _WORK = 400_000_000
 # How the texts are read. Each pair is a read: how many tokens stay unread after it, and how many logits it
 # gives. The program's bits do not depend on this, so one read is enough. A cache is tested with a prompt, a
 # chunk and a single token.
-_AT_ONCE = ((0, _PLACES),)
-_IN_PARTS = ((_PLACES, 1), (1, _PLACES - 1), (0, 1))
+_AT_ONCE = ((0, _POSITIONS),)
+_IN_PARTS = ((_POSITIONS, 1), (1, _POSITIONS - 1), (0, 1))
 # How much logits may differ: root mean square of the difference, relative to that of the logits. Measured:
 # 3e-6 between float32 kernels, 0.034 between bfloat16 kernels, up to 0.09 between them and the products of
 # int8 or int4. Another activation function gives 0.07 and more.
@@ -70,7 +70,7 @@ def for_decoding(model: GPT, precision: WeightPrecision | None = None) -> GPT:
     """Put a model into evaluation mode and its weights into a precision, and return it.
 
     None keeps the precision. int8 and int4 keep it too, as the engine rounds the weights when it is told to:
-    see `backend_for`. Raises the errors of `backend_of`.
+    see `backend_name`. Raises the errors of `backend_of`.
     """
     model.eval()
     if rounding := rounding_of(precision):
@@ -80,7 +80,7 @@ def for_decoding(model: GPT, precision: WeightPrecision | None = None) -> GPT:
     return model
 
 
-def backend_for(precision: WeightPrecision | None) -> BackendName:
+def backend_name(precision: WeightPrecision | None) -> BackendName:
     """Return the engine's backend for a model that `for_decoding` has put into this precision."""
     return rounding_of(precision) or "auto"
 
@@ -170,7 +170,7 @@ def _test(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) ->
 
     Raises InputError if the program is to round the weights and is not correct.
     """
-    if model.config.context_length < _LEAST_CONTEXT:
+    if model.config.context_length < _LEAST_CONTEXT:  # nothing can be compared: no program and no cache
         return _Tested(_state(model, program), None)
     texts = _Texts(model)
     tolerance = texts.tolerance
@@ -202,7 +202,7 @@ class _Texts:
     def __init__(self, model: GPT) -> None:
         forward = Forward(model, cached=False)
         tokens = texts_to_compare(model)
-        logits = forward.logits(tokens.to(forward.like.device), _PLACES + 1)
+        logits = forward.logits(tokens.to(forward.like.device), _POSITIONS + 1)
         self.config = model.config
         # The last token of the second text is left out, so that the rows of the cache differ in length.
         self.texts = [tokens[0].tolist(), tokens[1, :-1].tolist()]
@@ -222,7 +222,7 @@ class _Texts:
             reads = [Read(row, text[: ends[row]], held[row], scored) for row, text in enumerate(texts)]
             logits.append(backend.read(reads, cache).view(len(texts), scored, -1))
             held = ends
-        error = torch.cat(logits, dim=1)[:, -_PLACES:] - self.expected
+        error = torch.cat(logits, dim=1)[:, -_POSITIONS:] - self.expected
         difference = error.square().mean().sqrt() / self.expected.square().mean().sqrt()
         if not difference <= tolerance:
             raise ValueError(f"its logits differ by {difference:.1g} of their size")

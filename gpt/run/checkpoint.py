@@ -35,10 +35,10 @@ class Checkpoints:
     this process has read or written: where locks do not work, another process may have resumed the run
     meanwhile, and its checkpoints must not be overwritten.
 
-    A run may be resumed from an older checkpoint. Checkpoints written after that one are then set aside,
-    under names that no save uses, and the older one is written as `last` before anything else: so the newest
-    checkpoint always belongs to the resumed run. If an earlier process was killed between two steps of this,
-    they are completed now.
+    A run may be resumed from an older checkpoint. A later `last`, and the `best` of what it leaves, are then
+    set aside under names that no save uses; a later `step-N` may be replaced. The older one is written as
+    `last` before anything else: so the newest checkpoint always belongs to the resumed run. If an earlier
+    process was killed between two steps of this, they are completed now.
     """
 
     def __init__(self, folder: RunFolder, keep: int, resumed: Checkpoint | None, run: RunPart) -> None:
@@ -53,7 +53,7 @@ class Checkpoints:
         self._continue(resumed, run)
 
     def _continue(self, resumed: Checkpoint | None, run: RunPart) -> None:
-        """Keep the checkpoints from before the resumed one, and set later ones aside."""
+        """Set aside a later `last` and another branch's `best`; make the resumed checkpoint the newest."""
         newest = self._newest()
         order = run.order if resumed else None  # the resumed checkpoint's, as it was read
         run.session = next_session(self.folder.path)
@@ -241,8 +241,10 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], seed: int, rank: int, device: torch.device) -> None:
-    """Restore this process's random generators, or seed them in a new run or for a new process.
+    """Restore this process's random generators.
 
+    In a new run the first process goes on with those that have drawn the initial weights. The others, and
+    those that the saved run lacked, are seeded by their number.
     A device whose kind differs from the saved one keeps its own state.
     """
     if not state and rank > 0:
@@ -262,6 +264,7 @@ class _Generator(Protocol):
 
 def _generators(device: torch.device) -> dict[str, _Generator]:
     """Return the modules that hold the generators of the CPU and the device, by kind of device."""
+    # On a CPU the second entry replaces the first: `torch.cpu` has no generators.
     return {device.type: torch.get_device_module(device), "cpu": torch}
 
 

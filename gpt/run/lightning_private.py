@@ -22,8 +22,8 @@ def skip_sigterm_broadcast(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
-def validate_after_batch(trainer: Trainer, wanted: bool) -> None:
-    """Say whether Lightning validates after the present batch.
+def ask_for_validation(trainer: Trainer, wanted: bool) -> None:
+    """Ask Lightning to validate after the hooks of the present batch, or not to.
 
     It does so where `val_check_batch` divides the batches of this process so far. Its public setting,
     `val_check_interval`, is fixed before training. The validations of a run are counted in updates over all

@@ -230,16 +230,18 @@ class Limits:
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
-    def count(self, steps_per_epoch: int, more: int = 0) -> None:
-        """Turn the limit of epochs into one of updates.
+    def set_steps_and_epochs(self, steps_per_epoch: int, surplus: int = 0) -> None:
+        """Turn the limits of steps and epochs into one of updates.
 
-        If the size of an update has changed since the run began, it has made `more` of them than it would
-        have made of the present size.
+        If the size of an update has changed since the run began, it has made `surplus` more of them than its
+        place in the text has of the present size; fewer, if this is negative.
         """
         if self._plan:
             self._take(End(self._plan.steps, "a guess"))
             return
-        self._fixed = first_of_steps_and_epochs(self.options.trainer, self.run.total, steps_per_epoch, more)
+        self._fixed = first_of_steps_and_epochs(
+            self.options.trainer, self.run.total, steps_per_epoch, surplus
+        )
         self._take(self._fixed)
 
     def check_left(self) -> None:
@@ -259,6 +261,7 @@ class Limits:
         first = ", whichever comes first" if len(plans) > 1 else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
         if self._time:
+            # It compiles. Or a deadline counts from the start of the process, whose first update is slow.
             first_is_slow = self.options.model.compile or self._deadline
             if not first_is_slow:
                 self._time.speed.begin(run.seconds)
@@ -299,12 +302,15 @@ class Limits:
     def interval(self) -> int:
         """Updates between two validations, twice as many each time a planned run has doubled its length."""
         planned = self.options.trainer.max_steps
-        longer = self.run.total // planned if 0 < planned < self.run.total < _ENDLESS else 1
-        return self.options.trainer.interval << (longer.bit_length() - 1)
+        longer = self.run.total // planned if 0 < planned < self.run.total < _ENDLESS else 1  # times as long
+        return self.options.trainer.interval << (longer.bit_length() - 1)  # 1, 2, 2, 4 times for 1, 2, 3, 4
 
     @property
     def validates(self) -> bool:
-        """Whether to validate after this update, if text is held out: at each interval and at the end."""
+        """Whether to validate after this update, if text is held out.
+
+        That is at the end, and at each interval except shortly before the end.
+        """
         is_due = self.run.step % self.interval == 0 and self.run.total - self.run.step > self.interval / 8
         return is_due or self.is_over
 
@@ -356,22 +362,22 @@ class Limits:
 
 
 def first_of_steps_and_epochs(
-    options: TrainerOptions, planned: int, steps_per_epoch: int, more: int = 0
+    options: TrainerOptions, planned: int, steps_per_epoch: int, surplus: int = 0
 ) -> End:
     """Return the first end that the limits of steps and epochs set.
 
-    A resumed run ends where it was `planned` to; 0 for a new one, and one whose limits were changed. `more`
-    is that of `Limits.count`.
+    A resumed run ends where it was `planned` to; 0 for a new one, and one whose limits were changed. The
+    `surplus` is that of `Limits.set_steps_and_epochs`.
     """
     ends = [_NO_END]
     if options.max_steps > 0:
-        if planned and options.max_seconds is None:
+        if planned and options.max_seconds is None:  # with a time, the clock decides
             is_same = planned == options.max_steps
-            ends.append(End(planned, f"max_steps {planned}" if is_same else "as planned at first"))
+            ends.append(End(planned, f"max_steps {planned}" if is_same else "as planned at its last save"))
         else:
             ends.append(End(options.max_steps, f"max_steps {options.max_steps}"))
     if options.max_epochs > 0:
-        steps = more + options.max_epochs * steps_per_epoch
+        steps = surplus + options.max_epochs * steps_per_epoch
         ends.append(End(steps, f"max_epochs {options.max_epochs} of {steps_per_epoch} steps"))
     return min(ends, key=lambda end: end.step)
 

@@ -33,7 +33,7 @@ from gpt.run.checkpoint import (
 )
 from gpt.run.distributed import check_replicas, on_first
 from gpt.run.folder import folder_of
-from gpt.run.lightning_private import skip_sigterm_broadcast, validate_after_batch
+from gpt.run.lightning_private import ask_for_validation, skip_sigterm_broadcast
 from gpt.run.limits import Limits
 from gpt.run.options import Options
 from gpt.run.record import Ending, Record, open_loggers
@@ -74,12 +74,15 @@ class Loop(Callback):
         """Tell the module and the data where the run stands, before they make optimizers and batches."""
         run = self.run
         done = run.place // self.data.windows_per_update  # in updates of the present size
-        self.limits.count(self.data.updates_per_epoch, run.step - done)
+        self.limits.set_steps_and_epochs(self.data.updates_per_epoch, run.step - done)
         self.module.continue_from(run.step, run.total)
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the folder and restore all but what `on_train_start` restores; the model is on its device."""
+        """Open the folder and restore the optimizer's state; the model is on its device.
+
+        `gpt/run/fit.py` has loaded the weights, and `setup` has set the step.
+        """
         run = self.run
         corpus = self.data.prepared.counts["train"].sha256  # independent of the text's folder
         other_text = run.corpus not in ("", corpus)
@@ -93,16 +96,16 @@ class Loop(Callback):
             assert isinstance(optimizer, CombinedOptimizer)
             load_optimizer(self.module, optimizer, self.origin.checkpoint)
         self.folder, has_best = on_first(trainer.strategy, lambda: self._open_store(other_text))
-        if not has_best:
+        if not has_best:  # there is none, or it was set aside: the next validation is the best
             run.best_loss = None
             run.stalled = 0
 
     def _open_store(self, other_text: bool) -> tuple[Path, bool]:
         """Open the run's folder; return it, and whether it has a best checkpoint."""
-        if self.origin.folder is None:  # no earlier process has begun this run's folder
+        if self.origin.folder is None:  # refuse before a folder is made
             self.limits.check_left()
         files = locked_folder(self.origin, self.options.run)
-        if has_ended(files):  # otherwise it was killed before it ended, and ends again
+        if has_ended(files):  # one without a summary was killed after its last update: it may end again
             self.limits.check_left()
         run = self.run
         self.store = Store(
@@ -111,7 +114,7 @@ class Loop(Callback):
         return files.path, self.store.checkpoints.has_best
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the state that the first batch depends on: random generators and sums of losses."""
+        """Start the clock and the record; restore sums of losses, random generators and the loss scale."""
         run = self.run
         rank = trainer.global_rank
         device = self.module.device
@@ -123,9 +126,10 @@ class Loop(Callback):
         self.limits.begin(trainer.strategy.broadcast(self.origin.left))
         self.record = Record(files, run, self.options, self.data.context_length, loggers)
         self._open.callback(lambda: self.record.close(self._ending))
+        # A process that the saved run lacked takes the first one's sum, as the mean over all is recorded.
         of_first = self.tensors.get(f"random/0/{LOSSES}", torch.tensor(0.0))
         self.record.loss_sum = state.pop(LOSSES, of_first).to(device)
-        self._continue(trainer)
+        self._apply_total(trainer)
         set_random_state(state, self.options.seed_everything, rank, device)
         scaler = scaler_of(trainer)
         if scaler and run.scale:
@@ -144,7 +148,7 @@ class Loop(Callback):
         """Run after each batch; most of it only after the last batch of an update."""
         module = self.module
         run = self.run
-        self.record.batch(module.last_term)
+        self.record.add_batch(module.last_term)
         if module.step == run.step:  # gradients accumulate; no update was made yet
             return
         run.step = module.step
@@ -156,11 +160,12 @@ class Loop(Callback):
         # 2. Write a row of metrics.csv.
         if self.record.is_due():
             loss = trainer.strategy.reduce(self.record.loss_sum / run.batches)  # over all processes
-            self.record.update(float(loss), module.last_learning_rate, float(module.last_gradient_norm))
+            self.record.write_row(float(loss), module.last_learning_rate, float(module.last_gradient_norm))
 
-        # 3. Validate; keeping and saving follow the validation.
+        # 3. Ask for a validation: Lightning makes it after this hook, and `on_validation_end` does 4 to 6.
+        # Without one they follow now.
         if self.limits.validates and trainer.enable_validation:
-            validate_after_batch(trainer, True)
+            ask_for_validation(trainer, True)
         else:
             self._keep(trainer)
 
@@ -180,12 +185,12 @@ class Loop(Callback):
             temperature, ratio = on_first(trainer.strategy, lambda: find_temperature(model, prepared))
         self.record.validated(figures, model, self.data, temperature)
         seconds = self.record.go_on()
-        elapsed = self.record.elapsed()
+        elapsed = self._agreed(trainer, self.record.elapsed())
         self.limits.validated(ratio * figures["val_loss"], elapsed, self._agreed(trainer, seconds))
         self._keep(trainer, validated=True, temperature=temperature)
 
     def _keep(self, trainer: Trainer, validated: bool = False, temperature: float = 1.0) -> None:
-        """Keep the result of an update. A validation that was due is done, so no checkpoint has one pending.
+        """Keep the result of an update. A due validation was made before, so a resumed run owes none.
 
         `temperature` is the one that the validation found; it is 1 for weights without a validation.
         """
@@ -193,7 +198,7 @@ class Loop(Callback):
         module = self.module
         guard = module.guard
         is_over = self.limits.is_over
-        self._continue(trainer)
+        self._apply_total(trainer)
 
         # 4. Save a snapshot of the weights.
         if self.store and self.store.snapshots.is_due(run.step, last=is_over):
@@ -224,11 +229,11 @@ class Loop(Callback):
 
     # -- parts
 
-    def _continue(self, trainer: Trainer) -> None:
-        """Set where the schedule and Lightning stop: after the last update. Request no validation yet."""
+    def _apply_total(self, trainer: Trainer) -> None:
+        """Tell the schedule and Lightning where the run ends at present. Ask for no validation yet."""
         self.module.plan(self.run.total)
         trainer.should_stop = self.limits.is_over
-        validate_after_batch(trainer, False)
+        ask_for_validation(trainer, False)
 
     def _agreed(self, trainer: Trainer, seconds: float) -> float:
         """Return a time; where it decides something, all processes use the first one's."""

@@ -100,7 +100,7 @@ class Record:
         """Seconds of training and validation, over all resumes."""
         return time.perf_counter() - self._started
 
-    def batch(self, loss: Tensor) -> None:
+    def add_batch(self, loss: Tensor) -> None:
         """Count a batch and add its loss."""
         self.loss_sum = self.loss_sum + loss
         self.run.batches += 1
@@ -109,7 +109,7 @@ class Record:
         """Whether to write a row after this update."""
         return self.run.step % self.every == 0 or self.run.step == self.run.total
 
-    def update(self, loss: float, rate: float, norm: float) -> None:
+    def write_row(self, loss: float, rate: float, norm: float) -> None:
         """Write a row with the mean loss since the last row."""
         run = self.run
         self.loss_sum = torch.zeros_like(self.loss_sum)

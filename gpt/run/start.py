@@ -33,7 +33,11 @@ _MOST_MINUTES = 1_000_000
 _USUAL_MINUTES = 2.0  # for a run without any limit
 _NO_END = f"no time and no other end is given, so the run takes --minutes {_USUAL_MINUTES:g}"
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # never taken from a checkpoint
-_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")  # also, for this machine
+_WHERE = (
+    "trainer.devices",
+    "trainer.accelerator",
+    "trainer.logger",
+)  # nor these, which suit the machine that saved them
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # set by weights
 _NOT_FIXED = ("model.config.dropout", "model.config.window_dropout")
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
@@ -92,7 +96,7 @@ class Start:
     plan: Plan | None = None
     """The plan made for --minutes."""
     began: float = 0.0
-    """When the process began, in seconds by `time.perf_counter`; 0 where `minutes` is None."""
+    """When the process began, in seconds by `time.perf_counter`; 0 in a resumed run."""
     minutes: float | None = None
     """Minutes after `began` when the run has to end."""
     claim: Claim = field(default_factory=Claim, compare=False)
@@ -142,6 +146,7 @@ def start(
     else:
         usual = {} if "config" in own else _quick_recipe(asked)
         begun = Start(options=_options({**usual, **given}))
+    # With `auto_or_new` and no checkpoint, the run begins in its own folder.
     folder = folder_to_restart(begun.options.run) if wanted else None
     return replace(begun, folder=folder, began=began, minutes=minutes, claim=claim)
 
@@ -336,7 +341,8 @@ def _of_weights(weights: StoredModel, given: Values, context: int, minutes: floa
     if minutes is not None:
         machine = time_machine(given.get("trainer.accelerator"), given.get("trainer.precision"))
         most = bytes_to_read(machine, minutes, _LEAST_TUNED, shape)
-        batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # each a third of a step
+        batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # of held-out text
+        # To score a batch takes a third of a step. With two steps for each, a validation takes a seventh.
         values |= {
             "data.most_bytes": most,
             "trainer.max_time": f"{60 * minutes}s",

@@ -24,7 +24,7 @@ from gpt.attention import capture_weights
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied
 from gpt.generation import Token, for_decoding
-from gpt.generation.decoding import backend_for
+from gpt.generation.decoding import backend_name
 from gpt.model import GPT
 from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
@@ -81,7 +81,7 @@ def create_app(
     def read_snapshot(file: Path) -> EngineThread:
         return EngineThread(for_decoding(load(file)[0].to(device), precision), tokenizer, backend)
 
-    backend = backend_for(precision)
+    backend = backend_name(precision)
     own = EngineThread(model, tokenizer, backend)
     history = History(own, run or Path(os.devnull), read_snapshot, limits.snapshots)
     figures = Figures.of(model.num_parameters(), trained)

@@ -38,7 +38,10 @@ class Guard:
         self.agreed = Requests()
 
     def check(self, trainer: Trainer, loss: Tensor, norm: Tensor, step: int) -> None:
-        """Raise InputError if the loss or the gradients' norm of update `step` is not finite."""
+        """Let the processes agree on requests; then raise InputError if update `step` is not finite.
+
+        `loss` is that of the update's last batch. Those of earlier ones show in the gradients' `norm`.
+        """
         total = loss if scaler_of(trainer) else loss + norm  # the sum is not finite if either is not
         is_broken = (~total.isfinite()).int()
         asked = [torch.full_like(is_broken, number) for number in astuple(self.asked)]

@@ -192,7 +192,7 @@ class LanguageModel(LightningModule):
         self.log_dict(metrics)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        # Muon's number type follows config.yaml's precision, not a new timing: a resumed run rounds the same.
+        # Muon's number type is the run's precision, which its options keep: so a resumed run rounds the same.
         optimizer = build_optimizer(self.model, self.options.optimizer, str(self.trainer.precision))
         self.planned_steps = self.planned_steps or self._count_steps()
         return {
@@ -230,8 +230,9 @@ class LanguageModel(LightningModule):
         self.planned_steps = steps
         schedule = self.lr_schedulers()
         assert isinstance(schedule, LambdaLR)
+        updates = schedule.last_epoch  # of this training; LambdaLR calls them epochs
         for group in schedule.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * self._rate_factor(schedule.last_epoch)
+            group["lr"] = group["initial_lr"] * self._rate_factor(updates)
 
     def on_fit_start(self) -> None:
         """Compile the model if the options ask for it."""

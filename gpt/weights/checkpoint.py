@@ -4,16 +4,18 @@ The tensors, and who reads them:
 
 - the weights by their names in a GPT: `gpt/weights/load.py`, for every command
 - `optimizer/WEIGHT/STATE`: `load_optimizer` of `gpt/run/checkpoint.py`, to resume
-- `random/PROCESS/DEVICE` and `random/PROCESS/losses`: `on_train_start` of `gpt/run/loop.py`, to resume
+- `random/PROCESS/DEVICE`, the state of a process's random generator, and `random/PROCESS/losses`, its sum of
+  losses since the last row of metrics.csv: `on_train_start` of `gpt/run/loop.py`, to resume
 
-The header's metadata has five texts:
+The header's metadata has these texts, besides safetensors' own `format`:
 
 - `version`, the number of this format
 - `model`, a `ModelPart`, all that is needed to use the weights: `gpt/weights/load.py`, for every command
 - `run`, a `RunPart`, the state of the run, which a snapshot lacks: `gpt/run/start.py`, to resume;
-  `gpt/run/listing.py`, for `gpt runs`
+  `gpt/weights/runs.py`, to find the newest checkpoint; `gpt/run/listing.py`, `gpt/serve/start.py` and
+  `gpt/share/export.py`, to show figures of the run
 - `sums`, the CRC-32 of each tensor: `read_model` checks the weights by it and reads no optimizer's state
-- `checksum`, of all these texts: every reader
+- `checksum`, of these texts and the tensors' names: every reader
 
 The file contains no code, and any program that reads safetensors can open it.
 

@@ -20,7 +20,7 @@ from benchmarks.common import Report, Seconds, Timing, interleave, say, synchron
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import BackendName, backend_for, backend_of, suits_program
+from gpt.generation.decoding import BackendName, backend_name, backend_of, suits_program
 from gpt.training.device import cpu_multiplies_bfloat16
 from gpt.weights.formats import gguf
 
@@ -65,7 +65,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         prompts = [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
         first = next(iter(kinds))
         candidates: Candidates = {
-            f"this program, {kind}": partial(our_text, ready[kind], prompts, new, backend_for(kind))
+            f"this program, {kind}": partial(our_text, ready[kind], prompts, new, backend_name(kind))
             for kind in kinds
         }
         if longest == PROMPT:

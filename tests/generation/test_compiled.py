@@ -10,7 +10,7 @@ from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, build, for_decoding
 from gpt.generation.cache import Cache, Read
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import backend_for, backend_of
+from gpt.generation.decoding import backend_name, backend_of
 from gpt.weights.rounding import in_precision
 from tests.generation.conftest import CONFIG, PROMPTS, sharp
 
@@ -45,7 +45,7 @@ def program(tmp_path_factory, request):
 
 def ready(config: GPTConfig = CONFIG, precision: str | None = None, std: float = 0.3) -> GPT:
     model = for_decoding(sharp(config, std=std), precision)
-    assert isinstance(backend_of(model, backend_for(precision)), Compiled)
+    assert isinstance(backend_of(model, backend_name(precision)), Compiled)
     return model
 
 
@@ -53,7 +53,7 @@ def write(
     model: GPT, prompts: list[list[int]], count: int, precision: str | None = None, **options
 ) -> list[tuple[list[int], list[tuple]]]:
     """The likeliest tokens after each prompt, and their scores."""
-    engine = Engine(model, backend=backend_for(precision), **options)
+    engine = Engine(model, backend=backend_name(precision), **options)
     how = {"max_new_tokens": count, "sampling": Sampling(temperature=0), "alternatives": 2}
     texts = {engine.add(Request(tokens=prompt, **how))[0]: [] for prompt in prompts}
     for token in engine.run():

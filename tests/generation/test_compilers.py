@@ -9,7 +9,7 @@ import pytest
 from gpt import generate
 from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import backend_for, backend_of
+from gpt.generation.decoding import backend_name, backend_of
 from tests.generation.conftest import sharp, slow_greedy
 
 pytest.importorskip("ziglang", reason="ziglang is not installed")
@@ -34,7 +34,7 @@ def test_it_runs(precision, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("CXX", shlex.join(CLANG))
     assert build.build(seconds=600.0)  # zig builds the standard library first
     model = for_decoding(sharp(), precision)
-    backend = backend_for(precision)
+    backend = backend_name(precision)
     assert isinstance(backend_of(model, backend), Compiled)
     written = generate(model, [[5, 6, 7]], max_new_tokens=30, temperature=0, backend=backend)
     if precision == "float32":

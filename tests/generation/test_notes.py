@@ -13,7 +13,7 @@ from gpt import GPT, GPTConfig
 from gpt.attention import kernels, multi_head
 from gpt.generation import build, decoding, notes
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import backend_for, backend_of
+from gpt.generation.decoding import backend_name, backend_of
 from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp
 
@@ -54,7 +54,7 @@ def kept(file: Path) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int4"])
 def test_weights_are_compared_once(precision, compared, file):
-    name = backend_for(precision)
+    name = backend_name(precision)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     first, second = sharp().to(dtype), sharp().to(dtype)
     assert isinstance(backend_of(first, name), Compiled)

@@ -29,7 +29,7 @@ class Run:
         trainer = TrainerOptions(max_steps=plan.steps if plan else -1, val_check_interval=interval)
         options = Options(trainer=trainer, model=ModelOptions(sampled_softmax=sampled))
         self.limits = Limits(options, self.part, plan, deadline=True)
-        self.limits.count(1)
+        self.limits.set_steps_and_epochs(1)
         self.limits.begin(minute + END_SECONDS)
         self.now = 0.0
         self.validated: list[int] = []
@@ -189,17 +189,17 @@ def test_a_resumed_run_makes_the_updates_that_its_checkpoint_says(capsys):
     options = Options(trainer=TrainerOptions(max_steps=600, val_check_interval=100))
     saved = RunPart(step=31, total=285, seconds=7.0)
     limits = Limits(options, saved)
-    limits.count(1)
+    limits.set_steps_and_epochs(1)
     limits.begin()
-    assert "planned: 285 steps (as planned at first)" in capsys.readouterr().err
+    assert "planned: 285 steps (as planned at its last save)" in capsys.readouterr().err
     saved.step = 32
     limits.update(900.0)
     assert saved.total == 285
-    assert limits.why() == "as planned at first"
+    assert limits.why() == "as planned at its last save"
 
 
 def test_time_that_is_over_before_the_first_step_is_said():
     limits = Limits(Options(trainer=TrainerOptions(max_steps=5)), RunPart(), planned(steps=5), deadline=True)
-    limits.count(1)
+    limits.set_steps_and_epochs(1)
     with pytest.raises(InputError, match="over before the first step: give more --minutes"):
         limits.begin(0.5)

@@ -70,7 +70,7 @@ def update_twice(module: LanguageModel) -> None:
             scheduler.step()
             module.trainer.global_step += 1
             assert module.guard.agreed == guard.Requests()
-        record.batch(module.last_term)
+        record.add_batch(module.last_term)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

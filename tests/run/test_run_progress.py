@@ -36,9 +36,9 @@ def advance(record, clock, to):
         clock[0] += 0.5
         record.run.step += 1
         record.run.place += 4
-        record.batch(torch.tensor(3.25))
+        record.add_batch(torch.tensor(3.25))
         if record.is_due():
-            record.update(3.25, 0.1, 1.0)
+            record.write_row(3.25, 0.1, 1.0)
 
 
 def test_the_speed_is_that_of_training(record, clock, tmp_path, capsys):
