@@ -38,8 +38,9 @@ class _Layout(BaseFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _format_action_invocation(self, action: Action) -> str:
-        is_ours = _PRINT_CONFIG not in action.option_strings
-        return super()._format_action_invocation(action) if is_ours else _PRINT_CONFIG
+        if _PRINT_CONFIG in action.option_strings:  # without jsonargparse's placeholder
+            return _PRINT_CONFIG
+        return super()._format_action_invocation(action)
 
 
 class HelpFormatter(_Layout, DefaultHelpFormatter):

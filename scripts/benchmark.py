@@ -69,6 +69,9 @@ OPTIONS: dict[str, tuple[type, str]] = {
 
 def main() -> None:
     """Run one benchmark, or all."""
+    from gpt.cores import limit_threads
+
+    limit_threads()  # before torch is imported: every program gets the threads that `gpt` takes
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences torch's profiler
     parser = _parser()
     options = parser.parse_args()
@@ -77,6 +80,8 @@ def main() -> None:
 
     if options.write and commit().endswith("-dirty"):
         parser.error("--write names the commit that was measured, but there are changes: commit them first")
+    if options.all and options.json:
+        parser.error("--json writes one benchmark: name it")
     if options.all == bool(options.name):
         parser.error("expected the name of a benchmark, or --all")
     if options.all:

@@ -96,8 +96,10 @@ class Place:
 
     def fit(self, name: str, config: str, steps: int, *more: str) -> Path:
         """Train with configs/`config`.yaml for so many steps, fewer in a dry run: the run's folder."""
+        run = self.folder / "runs" / name
+        shutil.rmtree(run, ignore_errors=True)  # of another case: `gpt fit` would take NAME-2
         self.gpt(*self.words_to_fit(name, config, steps, *more))
-        return self.folder / "runs" / name
+        return run
 
     def words_to_fit(self, name: str, config: str, steps: int, *more: str) -> list[str]:
         """The command that does."""
@@ -111,7 +113,7 @@ class Place:
 
     @property
     def seconds_left(self) -> float:
-        """The name of the case."""
+        """The seconds that the case may still take."""
         return self.until - time.monotonic()
 
 
@@ -233,7 +235,6 @@ def synchronisation(place: Place, name: str, *options: str) -> Measured:
     how = [
         f"--model.optimizer.name={name}",
         "--trainer.accumulate_grad_batches=2",
-        "--log_every=99",
         *options,
     ]
     words = place.words_to_fit(f"waiting-{name}-{len(options)}", "quick", 6, *how, "--snapshot_megabytes=0")
@@ -429,13 +430,14 @@ def training(place: Place, config: str, *options: str) -> Measured:
     began = time.perf_counter()
     run = place.fit("speed", config, steps, "--trainer.devices=1", *options, *small)
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    speeds = column(run, "tokens_per_second")
-    speed = statistics.median(speeds[2:] or speeds)  # the first compile
+    speeds = column(run, "tokens_per_second")[2:]  # the first rows have the time to compile
     shutil.rmtree(run)  # the largest checkpoint takes 13 GB
-    measured = {"tokens/s": speed, "peak GB": summary["peak_memory_bytes"] / 1e9}
-    measured["whole command s"] = time.perf_counter() - began
-    if not place.dry and config != "quick" and (peak := peak_flops("bf16")):
-        measured["MFU"] = speed * flops_per_token(GPTConfig.from_name(config)) / peak
+    measured = {"peak GB": summary["peak_memory_bytes"] / 1e9, "whole command s": time.perf_counter() - began}
+    if speeds:  # two steps only show that a size fits
+        speed = statistics.median(speeds)
+        measured["tokens/s"] = speed
+        if not place.dry and config != "quick" and (peak := peak_flops("bf16")):
+            measured["MFU"] = speed * flops_per_token(GPTConfig.from_name(config)) / peak
     return measured
 
 

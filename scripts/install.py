@@ -24,6 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SOURCES = re.compile(r"\b(index-url|extra-index-url|find-links|no-index)=")  # among pip's settings
+NO_CPU_INDEX = "PyTorch's own index does not answer: PyPI's build is taken, on Linux with gigabytes of CUDA"
+NO_CUDA_ON_WINDOWS = "PyPI's PyTorch for Windows has no CUDA: pytorch.org has the --index-url for your GPU"
 TORCH_UNCHECKED = "PyTorch's CPU build is not in lock.txt: its hash was not checked"
 UNCHECKED = (
     "this machine's package index has other files than lock.txt: they are installed by version, unchecked"
@@ -61,10 +63,16 @@ def locked(groups: set[str], lock: Path = ROOT / "lock.txt") -> str:
 def make_environment(folder: Path, *, with_pip: bool) -> Path:
     """The interpreter of the virtual environment, which is made where there is none; it may fail to be."""
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    if not python.exists():
+    if not python.exists() or (with_pip and not has_pip(python)):  # uv, or a failed venv, made it without
         options = [] if with_pip else ["--without-pip"]
         subprocess.run([sys.executable, "-m", "venv", *options, str(folder)], check=False)
     return python
+
+
+def has_pip(python: Path) -> bool:
+    """Whether an environment has pip."""
+    command = [str(python), "-c", "import pip"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def succeeds(command: list[str]) -> bool:
@@ -79,7 +87,7 @@ def install(folder: Path, extras: str, build: str | None = None) -> bool:
     The `build` of PyTorch, cpu or cuda, is by default the one that suits the machine.
     """
     own_sources = pip_has_own_sources()
-    # The macOS builds have no CUDA; elsewhere PyPI has the CUDA build.
+    # PyPI has the CUDA build for Linux only.
     cpu_build = sys.platform != "darwin" and not has_nvidia_gpu() if build is None else build == "cpu"
     cpu_index = cpu_build and cpu_index_answers()
     uv = shutil.which("uv") is not None and not own_sources
@@ -98,6 +106,10 @@ def install(folder: Path, extras: str, build: str | None = None) -> bool:
     elif cpu_build and own_sources:
         torch = [*constrained, version]
     else:
+        if cpu_build:
+            print(NO_CPU_INDEX, flush=True)
+        elif sys.platform == "win32":
+            print(NO_CUDA_ON_WINDOWS, flush=True)
         torch = []
         groups.add("torch")
     requirements = folder / "locked.txt"

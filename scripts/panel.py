@@ -98,9 +98,8 @@ def factorial(levers: int) -> list[tuple[bool, ...]]:
 def parse_levers(words: Sequence[str]) -> tuple[Variant, list[Lever]]:
     """The base and the levers of a command line; InputError for too many, or for what is no option."""
     first, *others = map(Part.of, split(words))
-    base = Variant(first.name or "panel", (*BASE, *first.options), first.source or OUR_SOURCE)
-    if first.config:
-        base = Variant(first.name, (*first.config, *first.options))
+    words = (*(first.config or BASE), *first.options)
+    base = Variant(first.name or "panel", words, first.source or OUR_SOURCE)
     if len(others) > MOST_LEVERS:
         raise InputError(f"expected at most {MOST_LEVERS} levers, got {len(others)}")
     for part in others:

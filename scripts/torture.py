@@ -108,15 +108,21 @@ class Faults:
         """Kill a run once or twice, and resume it."""
         _, seconds = self.undisturbed(processes)
         again = [*(TWO if processes == 2 else RUN), "--resume", "auto_or_new"]
-        faults = []
-        for _ in range(self.chance.choice((1, 1, 2))):
+        faults: list[str] = []
+        kills = self.chance.choice((1, 1, 2))
+        while len(faults) < kills:
             moment, number = self.chance.choice(MOMENTS), self.chance.randint(1, 12)
+            how: dict[str, Any] = {"sabotage": die_at(moment, number)}
             if moment == "anywhere":
-                after = self.chance.uniform(0.1, 1.0) * seconds
-                run(self.folder, again, processes=processes, kill_after=after)
+                how = {"kill_after": self.chance.uniform(0.1, 1.0) * seconds}
+            ended = run(self.folder, again, processes=processes, **how)
+            if ended.status > 0:
+                return f"{moment} {number}: status {ended.status}: {ended.err[-300:]}"
+            if ended.status == 0:  # it has ended before it was killed
+                shutil.rmtree(self.runs)
+                faults.clear()
             else:
-                run(self.folder, again, processes=processes, sabotage=die_at(moment, number))
-            faults.append(f"{moment} {number}")
+                faults.append(f"{moment} {number}")
         problem = self.resumed(again, processes)
         return problem and f"{faults}: {problem}"
 
@@ -139,11 +145,16 @@ class Faults:
         last.write_bytes(data)
         return self.resumed(["fit", "--resume", "auto", "--run", "run"])
 
+    def kill_early(self, command: list[str]) -> None:
+        """Kill a resume of the cut run as it starts; one that has ended before begins again."""
+        self.cut()
+        while run(self.folder, command, kill_after=self.chance.uniform(0, STARTING)).status == 0:
+            self.cut()
+
     def kill_resume(self) -> str | None:
         """Kill a resume of the newest checkpoint as it starts: it ends as if nothing had been."""
-        self.cut()
         command = ["fit", "--resume", str(self.runs / "run")]
-        run(self.folder, command, kill_after=self.chance.uniform(0, STARTING))
+        self.kill_early(command)
         return self.resumed(command)
 
     def kill_return(self) -> str | None:
@@ -155,8 +166,7 @@ class Faults:
         name = self.chance.choice([path.name for path in earlier if path.name.startswith("step-")])
         command = ["fit", "--resume", str(folder / "checkpoints" / name), *OTHER]
         wanted = self.other_future(command, name)
-        self.cut()
-        run(self.folder, command, kill_after=self.chance.uniform(0, STARTING))
+        self.kill_early(command)
         if problem := self.ends(command, wanted):
             return f"another future from {name}: {problem}"
         kept = [path for path in checkpoints_of(folder) if order_of(path) == left]

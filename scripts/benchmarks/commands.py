@@ -1,7 +1,6 @@
 """`benchmark.py commands`: how long README's commands take, as whole processes, from an empty cache.
 
-The text is the source of Python's standard library, cut to 200 KB. Each command runs once before, untimed,
-where it changes nothing.
+The text is the source of Python's standard library, cut to 200 KB.
 """
 
 import os

@@ -133,7 +133,8 @@ def _git(*words: str) -> str:
 
 def peak_flops(precision: str) -> float | None:
     """This GPU's dense FLOP/s by its data sheet, "fp32" as TF32; None where it is not known."""
-    peaks = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+    peaks = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12}  # the first name that matches
+    peaks |= {"H100": 989e12, "H200": 989e12, "A100": 312e12}
     bfloat16 = next((peak for name, peak in peaks.items() if name in torch.cuda.get_device_name()), None)
     return bfloat16 / 2 if bfloat16 and precision == "fp32" else bfloat16
 

@@ -17,11 +17,13 @@ from benchmarks.common import Report, interleave, run_python, say, timed_rows
 from torch.nn import functional as F
 
 from gpt import GPT, GPTConfig, Tokenizer
+from gpt.cores import cores
 from gpt.data.builtin import python_stdlib
 from gpt.data.module import TokenData, TrainLoader
 from gpt.data.prepare import prepare
 from gpt.data.shards import Prepared
 from gpt.data.windows import Grid, TrainWindows
+from gpt.training.device import default_precision, keep_freed_memory
 
 SHAPES = [(12, 128), (12, 1024), (64, 1024)]
 """Windows in a batch and tokens in a window: the quick run's, and two of a GPU's."""
@@ -73,7 +75,7 @@ def run(quick: bool) -> Report:
 def tokenizing(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], float]:
     """Text files to checked files of tokens, and tiktoken by itself on the same texts in memory."""
     say("tokenizing")
-    threads = os.cpu_count() or 1
+    threads = cores()  # as `prepare` takes
     texts = list(python_stdlib()) * 3
     source = folder / "library"
     source.mkdir()
@@ -138,7 +140,7 @@ def peak_memory(folder: Path, megabytes: int, vocabulary: str) -> dict[str, Any]
     left = int(megabytes * 1e6)
     source.mkdir()
     for number in range(-(-left // len(library))):
-        (source / f"{number:04}.txt").write_bytes(library[:left])
+        (source / f"{number:04}.txt").write_bytes(library[:left].decode(errors="ignore").encode())
         left -= len(library)
     peak, seconds = map(float, run_python(["-c", PEAK, str(source), str(out), vocabulary], folder).split())
     shutil.rmtree(source)
@@ -149,9 +151,12 @@ def peak_memory(folder: Path, megabytes: int, vocabulary: str) -> dict[str, Any]
 
 def input_wait(steps: int, rounds: int) -> float:
     """The fraction of a training loop that waits for batches, with the quick run's model."""
-    model = GPT(GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=4))
+    keep_freed_memory()  # as `gpt fit` does
+    shape = {"vocab_size": 4096, "context_length": 128}  # of configs/quick.yaml
+    model = GPT(GPTConfig(**shape, emb_dim=128, num_heads=4, num_layers=2, exact_gelu=True))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    loader = TokenData(vocab_size=2048, context_length=128, batch_size=12, shift=True).train_dataloader()
+    loader = TokenData(**shape, vocabulary="learn", batch_size=12, shift=True).train_dataloader()
+    is_bfloat16 = default_precision("cpu") == "bf16-mixed"
 
     def measure() -> float:
         waited = 0.0
@@ -161,7 +166,7 @@ def input_wait(steps: int, rounds: int) -> float:
             asked = time.perf_counter()
             x, y = next(batches)
             waited += time.perf_counter() - asked
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
                 loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()
             optimizer.step()

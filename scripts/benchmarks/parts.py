@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from gpt import GPT
-from gpt.training.device import default_precision
+from gpt.training.device import default_precision, keep_freed_memory
 from gpt.training.optimizers.recipe import OptimizerConfig, build_optimizer
 from gpt.training.sampled import sampled_cross_entropy
 from gpt.training.speed import Shape
@@ -43,6 +43,7 @@ SUM = "sum, ms"
 
 def run(quick: bool) -> Report:
     """Measure all shapes; `quick` takes the first one and few steps."""
+    keep_freed_memory()  # as `gpt fit` does
     precision = default_precision("cpu")
     columns = {}
     for shape in SHAPES[: 1 if quick else None]:
@@ -77,6 +78,7 @@ def _parts(shape: Shape, precision: str, rounds: int) -> dict[str, float]:
     ids = _zipf(shape)
 
     def gradients() -> None:
+        model.zero_grad()  # as in a step: adding to earlier gradients is more work
         with torch.autocast("cpu", torch.bfloat16, enabled=precision.startswith("bf16")):
             rows = model.features(ids[:, :-1]).flatten(0, 1)
             loss = sampled_cross_entropy(rows, model.head.weight, ids[:, 1:].flatten(), SAMPLED)

@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from threading import Lock
 from typing import Any
 
@@ -135,25 +136,22 @@ def _read(table: Path) -> list[dict[str, str]]:
 
 def _summary(rows: list[dict[str, str]], text: str, minutes: float) -> dict[str, Any] | None:
     """A line of the report; None without a run of this checkout."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        if row["text"] == text and float(row["minutes"]) == minutes:
-            found.setdefault(row["program"], []).append(row)
-    if OURS not in found:
+    here = [row for row in rows if row["text"] == text and float(row["minutes"]) == minutes]
+    mine = {row["seed"]: row for row in here if row["program"] == OURS}
+    theirs = {row["seed"]: row for row in here if row["program"] == "baseline"}
+    if not mine:
         return None
-    means = {
-        program: sum(float(row["bits_per_byte"]) for row in mine) / len(mine)
-        for program, mine in found.items()
-    }
-    ours = found[OURS][-1]
-    base = means.get("baseline")
+    shared = mine.keys() & theirs.keys()  # a run that failed has no row
+    reached = fmean(float(mine[seed]["bits_per_byte"]) for seed in shared or mine)
+    base = fmean(float(theirs[seed]["bits_per_byte"]) for seed in shared) if shared else None
+    ours = [*mine.values()][-1]
     return {
         "text": text,
         "minutes": minutes,
         "shape": f"{ours['emb_dim']} x {ours['num_layers']}, {ours['vocab_size']}",
         "batch": f"{ours['batch_size']} x {ours['context_length']}",
         "seconds": float(ours["seconds"]),
-        "reached": means[OURS],
+        "reached": reached,
         "baseline": base,
-        "change, %": 100 * (means[OURS] / base - 1) if base else None,
+        "change, %": 100 * (reached / base - 1) if base else None,
     }

@@ -57,7 +57,7 @@ def run(
     ratios: dict[str, float] = {}
     for precision in ("fp32", "bf16"):
         build = partial(step_of, precision=precision, device=device, batch=batch, context=context)
-        kinds_of = {"ours": (on_gpu or not quick, "")}  # whether each is compiled, and its folder
+        kinds_of = {"ours": (not quick, "")}  # whether each is compiled, and its folder
         for peer, folder in folders.items():
             if folder is not None:
                 kinds = {kind: partial(build, peer, kind, str(folder)) for kind in (False, True)}
@@ -131,7 +131,10 @@ def model_of(peer: str, context: int, folder: str) -> Any:
     if peer == "transformers":
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        config = GPT2Config(n_positions=context, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+        # Its own Trainer switches the cache off, too.
+        config = GPT2Config(
+            n_positions=context, use_cache=False, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0
+        )
         return GPT2LMHeadModel(config).train()
     if peer == "nanogpt":
         sys.path.insert(0, folder)
