@@ -91,6 +91,25 @@ def test_uv_installs_where_it_is_there_and_a_cpu_build_where_it_is_asked_for(ran
     assert torch[0] == "uv" and CPU_INDEX in torch
 
 
+@pytest.mark.parametrize(
+    ("options", "platform", "index", "line"),
+    [
+        pytest.param("--cpu", "linux", False, "with gigabytes of CUDA", id="PyTorch's index does not answer"),
+        pytest.param("--cuda", "win32", True, "PyPI's PyTorch for Windows has no CUDA", id="on Windows"),
+    ],
+)
+def test_another_build_than_was_asked_for_is_said(options, platform, index, line, ran, capsys):
+    ran(options, platform=platform, index=index)
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_environment_without_pip_is_repaired(tmp_path):
+    """As uv makes it, or a venv that failed where Debian's package is missing."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    assert install.has_pip(install.make_environment(tmp_path / "venv", with_pip=True))
+
+
 def test_other_files_are_refused(ran, capsys):
     """Those of PyPI have the lock's hashes."""
     (locked,) = ran(programs=GPU, refused=True, status=1)
