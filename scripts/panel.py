@@ -98,8 +98,8 @@ def factorial(levers: int) -> list[tuple[bool, ...]]:
 def parse_levers(words: Sequence[str]) -> tuple[Variant, list[Lever]]:
     """The base and the levers of a command line; InputError for too many, or for what is no option."""
     first, *others = map(Part.of, split(words))
-    words = (*(first.config or BASE), *first.options)
-    base = Variant(first.name or "panel", words, first.source or OUR_SOURCE)
+    words_of_base = (*(first.config or BASE), *first.options)
+    base = Variant(first.name or "panel", words_of_base, first.source or OUR_SOURCE)
     if len(others) > MOST_LEVERS:
         raise InputError(f"expected at most {MOST_LEVERS} levers, got {len(others)}")
     for part in others:

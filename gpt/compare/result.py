@@ -219,9 +219,7 @@ def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
                 "seed": training.seed,
                 "steps": training.steps,
                 "bits_per_byte": _finite(outcome.bits),
-                "milliseconds_per_step": outcome.milliseconds
-                if math.isfinite(outcome.milliseconds)
-                else None,
+                "milliseconds_per_step": _finite(outcome.milliseconds),
             }
             for training, outcome in outcomes.items()
         ],
