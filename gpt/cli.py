@@ -25,20 +25,16 @@ if TYPE_CHECKING:
 
 # For each command: its MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
 # function's typed parameters are the options, and its docstring is their help. Commands in `OWN_PARSERS`
-# parse their own arguments.
+# parse their own arguments, and have their examples where they do.
 COMMANDS = {
-    "fit": ("run.command:main", "train a model, for two minutes by default", "--data.corpus my.txt"),
-    "plan": ("plan.command:plan", "show what fit --minutes would train", "--data.corpus my.txt"),
+    "fit": ("run.command:main", "train a model, for two minutes by default", ""),
+    "plan": ("plan.command:plan", "show what fit --minutes would train", ""),
     "generate": ("generation.write:write", "write text with a trained model", "runs/mine --prompt 'Once'"),
     "runs": ("run.listing:runs", "list the runs here, the newest first", "other/runs"),
     "plot": ("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/mine"),
-    "compare": (
-        "compare.command:main",
-        "compare variants over several seeds",
-        "quick --model.optimizer.lr 3e-3",
-    ),
+    "compare": ("compare.command:main", "compare variants over several seeds", ""),
     "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
-    "validate": ("run.command:main", "score a run on its own held-out text", "--ckpt_path runs/mine"),
+    "validate": ("run.command:main", "score a run on its own held-out text", ""),
     "attention": (
         "pictures.attention:attention_maps",
         "draw what each head looks at",

@@ -1,4 +1,5 @@
-"""The GPT's attention module, and the book's simpler variants that lead up to it. It needs only torch."""
+"""The GPT's attention module, and the book's simpler variants that lead up to it. They need only torch and
+`gpt/errors.py`."""
 
 from .cache import KeyValueCache as KeyValueCache
 from .capture import capture_weights as capture_weights

@@ -25,11 +25,12 @@ class MultiHeadAttention(nn.Module):
         qkv_bias: whether the query, key and value projections have a bias.
         causal: whether a token attends only to itself and earlier tokens; False for encoders and for
             cross-attention.
-        mask: a causal mask (context_length, context_length) that several layers share. Its creator must
-            restore it after weights are loaded. By default each layer makes its own.
+        mask: a causal mask (context_length, context_length) that several causal layers share. Its creator
+            must restore it after weights are loaded. By default each layer makes its own.
 
     Raises:
-        ValueError: a size below one, heads that do not divide `d_out`, or a dropout outside [0, 1].
+        ValueError: a size below one, heads that do not divide `d_out`, a dropout outside [0, 1], or a mask
+            without `causal`.
     """
 
     mask: Tensor | None
@@ -51,6 +52,10 @@ class MultiHeadAttention(nn.Module):
         check_least(1, d_in=d_in, d_out=d_out, context_length=context_length)
         if num_heads < 1 or d_out % num_heads:
             raise InputError(f"d_out {d_out} is not divisible by num_heads {num_heads}")
+        if mask is not None and not causal:
+            raise InputError(
+                "a mask that layers share is for causal=True: give others to forward as attn_mask"
+            )
         self.d_in = d_in
         self.d_out = d_out
         self.context_length = context_length

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import numpy as np
@@ -20,6 +20,14 @@ from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows, Wei
 from gpt.errors import InputError, check_least
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import find_vocabulary
+
+
+class _Processes(NamedTuple):
+    """How the processes of a Trainer share an update."""
+
+    rank: int = 0  # of this process
+    number: int = 1
+    accumulated: int = 1  # batches of each process in an update
 
 
 class TokenData(pl.LightningDataModule):
@@ -85,13 +93,14 @@ class TokenData(pl.LightningDataModule):
     @property
     def windows_per_update(self) -> int:
         """Windows that all processes together read in one update."""
-        _, processes, accumulate = self._place()
-        return self.batch_size * processes * accumulate
+        processes = self._processes()
+        return self.batch_size * processes.number * processes.accumulated
 
     @property
     def updates_per_epoch(self) -> int:
         """Updates in one epoch. The Trainer must be known."""
-        return len(self.train_dataloader()) // self._place()[2]  # it divides the length without a remainder
+        batches = len(self.train_dataloader())  # a multiple of those of an update
+        return batches // self._processes().accumulated
 
     def train_dataloader(self) -> "TrainLoader":
         """Return batches (x, y), (B, T) int64 each, in which y is one token ahead of x.
@@ -115,41 +124,40 @@ class TokenData(pl.LightningDataModule):
             windows = Grid(len(stream), length, self.seed, self.options.shift)
             if share := self.options.bpe_dropout:
                 respelling = Respelling(share, self.tokenizer.tokens, self.seed)
-        rank, processes, accumulate = self._place()
+        processes = self._processes()
         dataset = TrainWindows(
             stream,
             windows,
             self.batch_size,
             seed=self.seed,
-            rank=rank,
-            world_size=processes,
+            rank=processes.rank,
+            world_size=processes.number,
             isolate=self.options.isolate,
             respelling=respelling,
             document_starts=starts,
         )
-        return TrainLoader(dataset, accumulate, self.place, pin_memory=self._on_cuda())
+        return TrainLoader(dataset, processes.accumulated, self.place, pin_memory=self._on_cuda())
 
     def val_dataloader(self) -> EvalWindows:
         """Return the whole held-out split once, in order. The target of padding is IGNORE_INDEX."""
         stream = self.prepared.stream("val")
-        rank, processes, _ = self._place()
+        processes = self._processes()
         starts = self.prepared.document_starts("val") if self.prepared.template else None
         return EvalWindows(
             stream,
             self.context_length,
             self.batch_size,
-            rank=rank,
-            world_size=processes,
+            rank=processes.rank,
+            world_size=processes.number,
             isolate=self.options.isolate,
             document_starts=starts,
         )
 
-    def _place(self) -> tuple[int, int, int]:
-        """Return this process's rank, the number of processes, and the number of batches in an update."""
+    def _processes(self) -> "_Processes":
         trainer = self.trainer
         if trainer is None:
-            return 0, 1, 1
-        return trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches
+            return _Processes()
+        return _Processes(trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches)
 
     def _on_cuda(self) -> bool:
         """Whether this process trains on a GPU. A GPU can copy pinned batches while it computes."""

@@ -19,6 +19,7 @@ from gpt.text.table import Ranked, merge
 _LETTERS = rb"[A-Za-z\x80-\xff]"  # bytes of letters of any script, in UTF-8
 _CONTINUES = re.compile(_LETTERS + rb"+")  # a token that can continue a word
 _CONTINUED = re.compile(rb" ?" + _LETTERS + rb"*")  # a token that can be continued
+_SPELLING = 2  # ends the seeds of these random generators: see `windows.py`
 _MOST = 8  # tokens of a word that are merged together; the time grows with the square of their bytes
 
 
@@ -37,7 +38,7 @@ class Respelling:
         """
         respelled = np.empty_like(rows)
         for i, row in enumerate(rows.tolist()):
-            merging = _Merging(self.share, np.random.default_rng((self.seed, first + i, 2)))
+            merging = _Merging(self.share, np.random.default_rng((self.seed, first + i, _SPELLING)))
             ids = [part for word in self._words(row) for part in self._spell(word, merging)]
             respelled[i] = ids[: len(row)]
         return respelled

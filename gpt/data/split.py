@@ -1,9 +1,9 @@
 """Decide which part of a corpus is held out. This happens only here, and from the text only.
 
-The text is divided into units. A unit is a document. A document longer than a twentieth of what is held out
-by default, but at least 1,024 bytes, is cut into units of this size. So some twenty units or more are held
-out of a text of 200 KB or more. An example is never cut. The units with the lowest hashes are held out. So
-equal documents are in the same split.
+The text is divided into units. A unit is a document, or a part of a long one. A part has a twentieth of the
+bytes that are held out by default, but no less than 1,024 bytes, or in a tiny text what is held out. So some
+twenty units or more are held out of a text of 200 KB or more. An example is never cut. The units with the
+lowest hashes are held out. So equal documents are in the same split.
 """
 
 import hashlib
@@ -52,7 +52,9 @@ class Rule:
         """
         usual = held_out_bytes(min(size, SAMPLE_BYTES))
         fraction = held_out_bytes(size) / max(size, 1) if val_fraction is None else val_fraction
-        return cls(int(max(1, usual / 20, min(usual, _LEAST_UNIT))), int(fraction * _HASHES), fraction)
+        least = min(usual, _LEAST_UNIT)
+        longest = max(1, usual / 20, least)
+        return cls(int(longest), int(fraction * _HASHES), fraction)
 
     def exact(self, pieces: Iterable[Piece]) -> "Rule":
         """Return the rule for exactly these pieces.

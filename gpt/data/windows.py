@@ -45,6 +45,9 @@ class WeightedBatch(NamedTuple):
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]  # each window's first target and number of targets
 _WINDOWS_AT_ONCE = 4096
+# Ends of the random generators' seeds, which keep the generators independent. `respelling.py` has the third.
+_ORDER = 0
+_OFFSET = 1
 
 
 def permute(positions: NDArray[np.int64], size: int, key: tuple[int, ...]) -> NDArray[np.int64]:
@@ -96,16 +99,16 @@ class Grid:
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Return the spans of the windows with these numbers in an epoch."""
-        offset = int(np.random.default_rng((self.seed, epoch, 1)).integers(self._offsets))
+        offset = int(np.random.default_rng((self.seed, epoch, _OFFSET)).integers(self._offsets))
         return windows * self.context_length + offset, np.full_like(windows, self.context_length)
 
 
 class Packed:
-    """Windows for examples: at most T targets, up to the end of a document unless it is longer than T.
+    """Windows of whole examples, of at most T targets each.
 
-    Documents keep their order. A document that does not fit into the rest of a window begins the next one. A
-    document longer than T continues in the next window. `scored`, (tokens,) bool, says which tokens are
-    scored. Windows without such a token are left out.
+    Documents keep their order. A document that does not fit into the rest of a window begins the next one.
+    Only a document longer than T is cut: it continues in the next window. `scored`, (tokens,) bool, says
+    which tokens are scored. Windows without such a token are left out.
     """
 
     def __init__(
@@ -206,7 +209,8 @@ class TrainWindows:
     """Where examples begin, for `isolate`."""
 
     def __post_init__(self) -> None:
-        # Many batches are looked up at once, as permuting one window takes about as long as thousands.
+        # Many batches are looked up at once, as permuting one window takes about as long as thousands. For a
+        # short text they are those of eight epochs.
         self._batches_at_once = max(1, min(_WINDOWS_AT_ONCE, 8 * self.windows.count) // self.batch_size)
         self._block: tuple[int, Spans] | None = None  # the number of such a block of batches, and its spans
 
@@ -260,7 +264,7 @@ class TrainWindows:
         epochs, positions = np.divmod(places, self.windows.count)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            yield epoch, here, permute(positions[here], self.windows.count, (self.seed, epoch, 0))
+            yield epoch, here, permute(positions[here], self.windows.count, (self.seed, epoch, _ORDER))
 
 
 def each_token_once(

@@ -40,7 +40,8 @@ def generate(
     """Continue each prompt: (N, T) -> (N, T + G). Lists of ids may differ in length; each becomes longer.
 
     A row's text depends only on its prompt, the seed, and the number of earlier rows with the same prompt.
-    Past the context length, the window slides by half a context: see `engine.py`.
+    Where PyTorch computes, it depends also on the rounding of logits, which other rows change. Past the
+    context length, the window slides by half a context: see `engine.py`.
 
     Args:
         model: any GPT; it is left unchanged.

@@ -29,8 +29,8 @@ _NOT_FINITE = "the model's logits are not finite: its weights are damaged, use a
 class Engine:
     """A batch of samples that are decoded together. Not thread-safe.
 
-    Results do not depend on what else is decoded. With the compiled program they are equal bit for bit. With
-    PyTorch, logits are only close. An error in one sample ends only that sample: see `failed`.
+    With the compiled program, results do not depend on what else is decoded. With PyTorch, logits differ then
+    by rounding, and rarely another token is drawn. An error in one sample ends only that one: see `failed`.
 
     Args:
         model: any GPT; it computes in evaluation mode and is left unchanged.

@@ -111,17 +111,18 @@ def _show(
     when it is complete.
     """
     texts = [""] * num_samples
-    for k in range(num_samples):
-        if num_samples > 1:
-            between = "\n" if k else ""
-            print(f"{between}--- sample {k + 1}")
+    if num_samples > 1:
+        print("--- sample 1")
+    _print(prompt, end="", is_emphasised=True)
+    for sample, piece in pieces:
+        texts[sample] += piece
+        if sample == 0 and not mark:
+            _print(piece, end="")
+    _print(mark(texts[0]) if mark else "")
+    for number, text in enumerate(texts[1:], start=2):
+        print(f"\n--- sample {number}")
         _print(prompt, end="", is_emphasised=True)
-        _print("" if mark else texts[k], end="")
-        for sample, piece in pieces:  # the first pass (k = 0) reads the pieces of all samples
-            texts[sample] += piece
-            if sample == k and not mark:
-                _print(piece, end="")
-        _print(mark(texts[k]) if mark else "")
+        _print(mark(text) if mark else text)
     return texts[0]
 
 

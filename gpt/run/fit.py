@@ -45,7 +45,7 @@ def prepare_process() -> None:
 def fit(origin: Start) -> None:
     """Train. A run that a signal ended exits with the status that a shell gives for this signal."""
     training = assemble(origin)
-    if origin.minutes and origin.plan is None:
+    if origin.is_timed_tuning:
         as_they_are = new_trainer(training.options, training.data, [])
         for metrics in as_they_are.validate(training.module, datamodule=training.data, verbose=False):
             report(f"the weights as they are: {metrics['val_bits_per_byte']:.4g} bits per byte")

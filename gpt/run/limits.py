@@ -6,7 +6,7 @@ The first limit that is reached ends the run; each is a small class or function 
 - time, turned into updates after each update, from the recent speed: `TimeLimit`
 - parts of a plan's time, of which each follows only if the held-out loss still falls: `Parts`
 - a held-out loss that no longer falls brings the end of a plan's time forward: `Limits._cool_down`
-- early stopping, and in a tuning a held-out loss that keeps rising: `Result`
+- early stopping, and in a tuning with a time limit a held-out loss that keeps rising: `Result`
 
 A signal (`gpt/run/signals.py`) or a loss that is not finite (`gpt/training/guard.py`) ends only the process:
 the run can be resumed.
@@ -25,7 +25,7 @@ from gpt.run.signals import Stopped
 from gpt.training.sampled import LATE, early_steps
 from gpt.weights.checkpoint import RunPart
 
-_ENDLESS = 1 << 53  # updates: the largest whole number that is exact in JSON
+_ENDLESS = LARGEST  # updates
 _RISES = 3  # consecutive rises of the held-out loss that end a tuning with a time limit
 _RECENT = 0.2  # fraction of the run's time over which its speed is averaged
 _COOLING = 1.25  # a run whose held-out loss no longer falls ends after this many times its updates so far
@@ -60,13 +60,14 @@ class Speed:
         """Start counting now. Without this call it starts after the first update, which may have compiled."""
         self._marks.append((self._work, seconds))
 
-    def update(self, late: int, seconds: float) -> float | None:
+    def update(self, late_steps: int, seconds: float) -> float | None:
         """Count an update and return the seconds of an early one, if known.
 
-        `late` is the update's number within the last fifth of the run.
+        `late_steps` are the run's updates so far minus its early ones: 1 for the first late update, and 0 or
+        less for the early ones.
         """
-        self._work += self.slower if late > 0 else 1.0
-        if late == 1 and self.slower != 1.0:  # from here on `slower` is measured instead of assumed
+        self._work += self.slower if late_steps > 0 else 1.0
+        if late_steps == 1 and self.slower != 1.0:  # from here on `slower` is measured instead of assumed
             self._marks.clear()
         self._marks.append((self._work, seconds))
         while len(self._marks) > 2 and seconds - self._marks[1][1] > self.window:
@@ -76,9 +77,11 @@ class Speed:
 
     def last_step(self, step: int, early: float) -> int:
         """Return the run's last update, if after `step` there is time for `early` more early ones."""
-        mixed = (step + early) / (1 - LATE + LATE * self.slower)
+        # The work of a run of `last` updates is that of (1 - LATE) * last + slower * LATE * last early ones.
+        last = (step + early) / (1 - LATE + LATE * self.slower)
+        # That supposes that all updates so far were early. Where the late ones have begun, it gives too few.
         all_late = step + early / self.slower
-        return int(max(step, mixed, all_late))
+        return int(max(step, last, all_late))
 
 
 class TimeLimit:
@@ -104,8 +107,8 @@ class TimeLimit:
 
     def update(self, run: RunPart, elapsed: float) -> None:
         """Measure an update; `elapsed` is the seconds of training and validation so far."""
-        late = run.step - early_steps(run.total)
-        seconds = self.speed.update(late, elapsed - self._all_validations)
+        late_steps = run.step - early_steps(run.total)
+        seconds = self.speed.update(late_steps, elapsed - self._all_validations)
         run.seconds_per_step = seconds or run.seconds_per_step
 
     def validated(self, seconds: float) -> None:
@@ -180,7 +183,8 @@ class Result:
         run = self.run
         self._rises = 0 if loss < self._last_loss else self._rises + 1
         self._last_loss = loss
-        if loss <= LARGEST and (run.best_loss is None or loss < run.best_loss):  # NaN is not
+        is_saved = loss <= LARGEST  # what JSON cannot hold is not: NaN, infinity, and larger numbers
+        if is_saved and (run.best_loss is None or loss < run.best_loss):
             run.best_loss = loss
             run.best_step = run.step
             run.stalled = 0
@@ -230,17 +234,17 @@ class Limits:
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
-    def set_steps_and_epochs(self, steps_per_epoch: int, surplus: int = 0) -> None:
+    def set_steps_and_epochs(self, updates_per_epoch: int, surplus: int = 0) -> None:
         """Turn the limits of steps and epochs into one of updates.
 
-        If the size of an update has changed since the run began, it has made `surplus` more of them than its
-        place in the text has of the present size; fewer, if this is negative.
+        `surplus` is `run.step` minus the updates of the present size that would have read as much text. It is
+        0 unless the size of an update has changed since the run began.
         """
         if self._plan:
             self._take(End(self._plan.steps, "a guess"))
             return
         self._fixed = first_of_steps_and_epochs(
-            self.options.trainer, self.run.total, steps_per_epoch, surplus
+            self.options.trainer, self.run.total, updates_per_epoch, surplus
         )
         self._take(self._fixed)
 
@@ -301,9 +305,13 @@ class Limits:
     @property
     def interval(self) -> int:
         """Updates between two validations, twice as many each time a planned run has doubled its length."""
+        interval = self.options.trainer.interval
         planned = self.options.trainer.max_steps
-        longer = self.run.total // planned if 0 < planned < self.run.total < _ENDLESS else 1  # times as long
-        return self.options.trainer.interval << (longer.bit_length() - 1)  # 1, 2, 2, 4 times for 1, 2, 3, 4
+        if not 0 < planned < self.run.total < _ENDLESS:
+            return interval
+        times_as_long = self.run.total // planned
+        doublings = times_as_long.bit_length() - 1  # the logarithm to base 2, rounded down
+        return interval * 2**doublings
 
     @property
     def validates(self) -> bool:
@@ -362,23 +370,23 @@ class Limits:
 
 
 def first_of_steps_and_epochs(
-    options: TrainerOptions, planned: int, steps_per_epoch: int, surplus: int = 0
+    options: TrainerOptions, total: int, updates_per_epoch: int, surplus: int = 0
 ) -> End:
     """Return the first end that the limits of steps and epochs set.
 
-    A resumed run ends where it was `planned` to; 0 for a new one, and one whose limits were changed. The
-    `surplus` is that of `Limits.set_steps_and_epochs`.
+    `total` is the `RunPart.total` of a resumed run, which keeps it; 0 for a new run, and for one whose limits
+    were changed. The `surplus` is that of `Limits.set_steps_and_epochs`.
     """
     ends = [_NO_END]
     if options.max_steps > 0:
-        if planned and options.max_seconds is None:  # with a time, the clock decides
-            is_same = planned == options.max_steps
-            ends.append(End(planned, f"max_steps {planned}" if is_same else "as planned at its last save"))
+        if total and options.max_seconds is None:  # with a time, the clock decides
+            is_same = total == options.max_steps
+            ends.append(End(total, f"max_steps {total}" if is_same else "as planned at its last save"))
         else:
             ends.append(End(options.max_steps, f"max_steps {options.max_steps}"))
     if options.max_epochs > 0:
-        steps = surplus + options.max_epochs * steps_per_epoch
-        ends.append(End(steps, f"max_epochs {options.max_epochs} of {steps_per_epoch} steps"))
+        steps = surplus + options.max_epochs * updates_per_epoch
+        ends.append(End(steps, f"max_epochs {options.max_epochs} of {updates_per_epoch} steps"))
     return min(ends, key=lambda end: end.step)
 
 

@@ -19,7 +19,6 @@ from gpt.progress import counted, notice, report
 from gpt.run.arguments import Values, known, options_of, recipe, scan, typed
 from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
 from gpt.run.options import Options
-from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
 from gpt.training.speed import Shape, time_machine
 from gpt.weights.checkpoint import Checkpoint, LaterFormat, RunPart, read
@@ -33,11 +32,8 @@ _MOST_MINUTES = 1_000_000
 _USUAL_MINUTES = 2.0  # for a run without any limit
 _NO_END = f"no time and no other end is given, so the run takes --minutes {_USUAL_MINUTES:g}"
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # never taken from a checkpoint
-_WHERE = (
-    "trainer.devices",
-    "trainer.accelerator",
-    "trainer.logger",
-)  # nor these, which suit the machine that saved them
+# Nor these, which suit the machine that saved them.
+_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")
 _FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # set by weights
 _NOT_FIXED = ("model.config.dropout", "model.config.window_dropout")
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
@@ -103,6 +99,11 @@ class Start:
     """The folder that this process has locked."""
 
     @property
+    def is_timed_tuning(self) -> bool:
+        """Whether given weights are tuned for --minutes."""
+        return self.minutes is not None and self.plan is None
+
+    @property
     def left(self) -> float | None:
         """Seconds until the run has to end; None without a time limit."""
         return None if self.minutes is None else self.began + 60 * self.minutes - time.perf_counter()
@@ -142,7 +143,9 @@ def start(
         begun = _tuned(own, given, minutes)
     elif minutes is not None:
         begun = _planned(given, minutes, began)
-        report(*([] if has_end else [_NO_END]), str(begun.plan))
+        if not has_end:
+            report(_NO_END)
+        report(str(begun.plan))
     else:
         usual = {} if "config" in own else _quick_recipe(asked)
         begun = Start(options=_options({**usual, **given}))
@@ -175,12 +178,14 @@ def _tuned(own: Values, given: Values, minutes: float | None) -> Start:
     """Start a run from the weights that `model.init_from` names."""
     _options(given)  # report errors before the weights are read
     weights = read_weights(given["model.init_from"])
-    if "config" not in own:
-        is_lora = given.get("model.lora.rank") is not None
-        given = {**recipe("lora" if is_lora else "finetune"), **given}
+    if weights.template:
+        given = {**typed({"data": {"template": as_dict(weights.template)}}), **given}
     context, text = _positions(weights, given, minutes)
-    given = {**_of_weights(weights, given, context, minutes), **given}
-    options = _on_weights(_options(given), weights)
+    values = {**_of_weights(weights, given, context, minutes), **given}
+    if "config" not in own:
+        is_lora = bool(values.get("model.lora.rank"))
+        values = {**recipe("lora" if is_lora else "finetune"), **values}
+    options = _on_weights(_options(values), weights)
     report(*_positions_line(weights.config.context_length, options.model.config.context_length))
     return Start(options=options, tokenizer=weights.tokenizer, weights=HandedOn(weights), text=HandedOn(text))
 
@@ -321,8 +326,6 @@ def _check_here(source: str, values: Values, given: Set[str]) -> None:
 def _of_weights(weights: StoredModel, given: Values, context: int, minutes: float | None) -> Values:
     """Return defaults for tuning weights of this size with this context length.
 
-    Small models take higher learning rates.
-
     With a time limit, a tuning reads as much text as it can train on once, and validates for at most a
     seventh of the time. It trains adapters where memory is too small for all weights.
     """
@@ -335,7 +338,7 @@ def _of_weights(weights: StoredModel, given: Values, context: int, minutes: floa
         num_layers=config.num_layers,
         batch_size=windows,
     )
-    smaller = max(1.0, _GPT2_SMALL / (shape.blocks + shape.table))
+    smaller = max(1.0, _GPT2_SMALL / (shape.blocks + shape.table))  # by this factor than GPT-2 small
     steps = round(_TUNING_STEPS * smaller**0.5)
     values: Values = {"model.config.context_length": context, "data.batch_size": windows}
     if minutes is not None:
@@ -354,10 +357,15 @@ def _of_weights(weights: StoredModel, given: Values, context: int, minutes: floa
             report(f"{what}, and {machine.memory / 1e9:.1f} GB are free: adapters are trained")
     elif not given.keys() & _LIMITS:
         values["trainer.max_steps"] = steps
-    rate = min(_TUNING_RATE * smaller ** (2 / 3), _MOST_RATE)
-    adapters = {**values, **given}.get("model.lora.rank")
-    values["model.optimizer.lr"] = 10 * rate if adapters else rate  # adapters start at zero
+    is_lora = bool({**values, **given}.get("model.lora.rank"))
+    values["model.optimizer.lr"] = _tuning_rate(smaller, is_lora)
     return values
+
+
+def _tuning_rate(smaller: float, is_lora: bool) -> float:
+    """Return the peak learning rate for weights `smaller` times as few as GPT-2 small's: they take more."""
+    rate = min(_TUNING_RATE * smaller ** (2 / 3), _MOST_RATE)
+    return 10 * rate if is_lora else rate  # adapters start at zero
 
 
 def _positions(weights: StoredModel, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
@@ -384,8 +392,6 @@ def _on_weights(options: Options, weights: StoredModel) -> Options:
     own = weights.cropped().config
     config = replace(own.with_dropout_of(shape), context_length=shape.context_length)
     data = replace(options.data, vocabulary=None)
-    if weights.template and data.template == DEFAULT_TEMPLATE:
-        data = replace(data, template=weights.template)
     return replace(options, model=replace(options.model, config=config), data=data)
 
 

@@ -76,7 +76,7 @@ class LanguageModel(LightningModule):
         self.config = self.model.config
         self.first_step = 0
         """Updates that were made before this training, see `continue_from`."""
-        self.planned_steps = 0
+        self.total_steps = 0
         """Updates when the schedule ends, including `first_step`; 0 until the Trainer is asked."""
         self.last_loss = torch.tensor(float("nan"))  # stays on the device until it is read
         self.last_term = self.last_loss
@@ -106,7 +106,7 @@ class LanguageModel(LightningModule):
         chunk = self.options.loss_chunk
         # Scoring all is cheap on a GPU, while reading a sample's size would wait for it.
         rate = self.options.sampled_softmax if self.training and x.device.type == "cpu" else 1
-        if rate > 1 and self.step >= early_steps(self.planned_steps):
+        if rate > 1 and self.step >= early_steps(self.total_steps):
             rate = LATE_RATE
         if rate > 1:
             if not is_matrix(head):
@@ -114,15 +114,15 @@ class LanguageModel(LightningModule):
             return sampled_cross_entropy(rows, head.weight, targets, rate, chunk, self.kernel)
         return head_cross_entropy(head, rows, targets, chunk, self.kernel)
 
-    def continue_from(self, step: int, planned_steps: int) -> None:
-        """Begin after `step` updates, with a schedule that ends after `planned_steps`, both counted from the
+    def continue_from(self, step: int, total_steps: int) -> None:
+        """Begin after `step` updates, with a schedule that ends after `total_steps`, both counted from the
         first training of these weights.
 
         To be called before the Trainer configures the optimizers, as in a callback's `setup`. Without it
         training begins at step 0, and the Trainer's limits say where the schedule ends.
         """
         self.first_step = step
-        self.planned_steps = planned_steps
+        self.total_steps = total_steps
 
     @property
     def step(self) -> int:
@@ -194,7 +194,7 @@ class LanguageModel(LightningModule):
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         # Muon's number type is the run's precision, which its options keep: so a resumed run rounds the same.
         optimizer = build_optimizer(self.model, self.options.optimizer, str(self.trainer.precision))
-        self.planned_steps = self.planned_steps or self._count_steps()
+        self.total_steps = self.total_steps or self._count_steps()
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": LambdaLR(optimizer, self._rate_factor), "interval": "step"},
@@ -205,7 +205,7 @@ class LanguageModel(LightningModule):
         recipe = self.options.optimizer
         return learning_rate_factor(
             self.first_step + step,
-            self.planned_steps,
+            self.total_steps,
             recipe.warmup_steps,
             recipe.schedule,
             recipe.final_lr_fraction,
@@ -225,9 +225,9 @@ class LanguageModel(LightningModule):
 
         A limit of time needs this: the speed shows only while training how many updates it allows.
         """
-        if steps == self.planned_steps:
+        if steps == self.total_steps:
             return
-        self.planned_steps = steps
+        self.total_steps = steps
         schedule = self.lr_schedulers()
         assert isinstance(schedule, LambdaLR)
         updates = schedule.last_epoch  # of this training; LambdaLR calls them epochs

@@ -294,6 +294,7 @@ def test_memory_decides_between_all_weights_and_adapters(weights, monkeypatch, c
     small = tuned()
     assert small.model.lora.rank == 8
     assert small.model.optimizer.lr == pytest.approx(10 * whole.model.optimizer.lr)
+    assert (whole.model.optimizer.weight_decay, small.model.optimizer.weight_decay) == (0.1, 0.0)
     assert " GB are free: adapters are trained" in capsys.readouterr().err
     assert tuned("--model.lora.rank 0").model.lora.rank == 0
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ def test_a_resumed_run_and_a_further_one_keep_the_template(capsys):
     assert gpt(f"fit --config chat {TUNE} --trainer.logger csv {sizes} --run further") == 0
     assert load_with_template("runs/further")[2] == TEMPLATE
     assert "next     gpt generate --checkpoint runs/further --interactive" in capsys.readouterr().out
+
+
+def test_a_template_that_is_given_comes_before_that_of_the_weights():
+    usual = Template()
+    options = [*f"{TUNE} --trainer.max_steps 1 --run own".split(), f"--data.template.user={usual.user}"]
+    assert main(["fit", *options]) == 0
+    assert load_with_template("runs/own")[2] == replace(TEMPLATE, user=usual.user)
 
 
 @pytest.mark.slow

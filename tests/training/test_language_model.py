@@ -44,7 +44,7 @@ def test_the_schedule_ends_with_any_trainer(limit, steps, workplace):
     module = LanguageModel(CONFIG, OptimizerConfig(), compile=False)
     own = trainer(limit_val_batches=0, **limit)
     own.fit(module, data)
-    assert module.planned_steps == own.global_step == steps
+    assert module.total_steps == own.global_step == steps
     assert own.callback_metrics["train_loss"] == module.last_loss
 
 
