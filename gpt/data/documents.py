@@ -15,7 +15,6 @@ from gpt.text.template import Part, Template
 from gpt.text.tokenizer import split_at_words, whole_characters
 
 LONGEST_PIECE = 1 << 20  # characters
-Document = list[Part]  # a text has one part, an example several; an empty list is left out
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 
@@ -27,6 +26,16 @@ class Piece(NamedTuple):
     first: bool = True  # whether a document begins with this piece
     scored: bool = True  # whether the model learns to write it; the first piece of an example is not scored
     split: str = ""  # `train` or `val`, see `gpt.data.split`
+    ends: bool = False  # whether `<|endoftext|>` follows a piece that is not scored, see `Part.ends`
+    key: str = ""  # of the first piece of an example: see `Document.key`
+
+
+class Document(NamedTuple):
+    """A text, which has one part, or an example, which has several. One without parts is left out."""
+
+    parts: list[Part]
+    key: str = ""
+    """What decides an example's split: examples with equal keys are in the same one."""
 
 
 class Columns(NamedTuple):
@@ -131,9 +140,11 @@ def cut(documents: Iterable[Document]) -> Iterator[Piece]:
     """Cut documents into pieces of at most `LONGEST_PIECE` characters."""
     for document in documents:
         first = True
-        for text, scored in document:
-            for part in split_at_words(whole_characters(text), LONGEST_PIECE):
-                yield Piece(part, first, scored)
+        for part in document.parts:
+            texts = list(split_at_words(whole_characters(part.text), LONGEST_PIECE))
+            for number, text in enumerate(texts, start=1):
+                key = document.key if first else ""
+                yield Piece(text, first, part.scored, ends=part.ends and number == len(texts), key=key)
                 first = False
 
 
@@ -161,7 +172,8 @@ def read_documents(
             if columns is None or not columns.are_in(value):
                 lacking[tuple(value)] += 1
                 continue
-            if document := _read_row(columns, value, template):
+            document = _read_row(columns, value, template)
+            if document.parts:
                 yield document
             else:
                 empty += 1
@@ -199,7 +211,7 @@ def _tell(name: str, columns: Columns, row: JsonObject) -> None:
 def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document:
     """Return the document in a row's columns.
 
-    It is empty if the row's text or one of its completions is empty.
+    It has no parts if the row's text, its list of messages, or one of its completions is empty.
     """
     if len(columns.names) > 1:
         *prompt, completion = (_text(name, row.get(name)) for name in columns.names)
@@ -208,9 +220,10 @@ def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document
     (name,) = columns.names
     value = row[name]
     if columns in EXAMPLES or isinstance(value, list):
-        return _example(_messages(value), template)
+        messages = _messages(value)
+        return _example(messages, template) if messages else Document([])
     text = _text(name, value)
-    return [Part(text, True)] if text else []
+    return Document([Part(text, True)] if text else [])
 
 
 def _text(name: str, value: object) -> str:
@@ -233,15 +246,29 @@ def _messages(value: Json) -> Json:
 
 
 def _openai(message: JsonObject) -> JsonObject:
-    """Return a message with OpenAI's names, if it has ShareGPT's."""
+    """Return a message with OpenAI's older names: ShareGPT has others, and so have newer models' messages."""
     sender = message.get("from")
-    if "role" in message or not isinstance(sender, str):
+    if "role" not in message and isinstance(sender, str):
+        return {"role": _ROLES.get(sender, sender), "content": message.get("value")}
+    if message.get("role") == "developer":
+        message = {**message, "role": "system"}
+    content = message.get("content")
+    if not isinstance(content, list):
         return message
-    return {"role": _ROLES.get(sender, sender), "content": message.get("value")}
+    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(content):  # an image, for example
+        return message
+    return {**message, "content": "".join(texts)}
 
 
 def _example(messages: Json, template: Template) -> Document:
-    *parts, (rest, _) = template.parts(messages)
-    if rest:
+    *parts, rest = template.parts(messages)
+    if rest.text:
         raise InputError(f"its last message is the {messages[-1]['role']}'s, expected the assistant's")
-    return parts if all(text.strip() for text, scored in parts if scored) else []
+    replies = [part.text for part in parts if part.scored]
+    if not replies or not all(map(str.strip, replies)):
+        return Document([])
+    first_reply = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    is_asked = any(message["role"] == "user" and message["content"] for message in messages[:first_reply])
+    # Examples with the same prompt stay together. Without a question the prompt says nothing of the example.
+    return Document(parts, key=parts[0].text if is_asked else "".join(part.text for part in parts))

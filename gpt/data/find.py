@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gpt.data import builtin
 from gpt.data.corpus import Corpus
 from gpt.data.folders import find_files, is_pattern, special_kind
-from gpt.data.formats import binary_error, is_binary, named
+from gpt.data.formats import binary_error, has_file_ending, is_binary, named
 from gpt.errors import InputError, did_you_mean
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import build, is_hub_name, parse_yaml
@@ -51,7 +51,8 @@ def check_exists(name: str) -> None:
     """Raise InputError if there is no corpus of this name. No file is opened, and the hub is not asked."""
     path = Path(name)
     is_here = bool(name) and path.exists()
-    if is_here or "://" in name or is_pattern(name) or name in recipes() or is_hub_name(name):
+    is_on_hub = is_hub_name(name) and not has_file_ending(name)
+    if is_here or "://" in name or is_pattern(name) or name in recipes() or is_on_hub:
         return
     expected = (
         ": expected a text file, a folder, a pattern, a URL, OWNER/NAME of the hub, or one of the corpora "

@@ -94,6 +94,12 @@ def file_format(name: str) -> str:
     return _FORMATS.get(ending_of(name), "text")
 
 
+def has_file_ending(name: str) -> bool:
+    """Whether a name ends as those of files do, so that it is hardly a data set's on the hub."""
+    ending = os.path.splitext(name.lower())[1]
+    return ending in (".txt", ".md", ".yaml", *_FORMATS, *_DECOMPRESSED, *_BINARY)
+
+
 def ending_of(name: str) -> str:
     """Return the ending that tells a file's format: the one before that of a compression, if there is one."""
     stem, ending = os.path.splitext(name.lower())

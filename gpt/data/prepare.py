@@ -252,6 +252,8 @@ class _SplitWriter:
             self.counts.scored_bytes += size
         self._write(ids if piece.scored else as_unscored(ids))
         self.open = piece.scored
+        if piece.ends:
+            self._write(as_unscored(np.array([self.eot])))
 
     def end(self) -> None:
         """Write `<|endoftext|>` if it must still follow the last tokens. Update the hash."""

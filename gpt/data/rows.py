@@ -9,8 +9,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 from gpt.data import builtin
 from gpt.data.formats import (
@@ -69,7 +69,7 @@ def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterato
     elif kind == "csv":
         stretches = read_text(name, None, LONGEST_VALUE)
         lines = (line for stretch in stretches for line in io.StringIO(stretch.text))
-        yield from _csv_rows(lines, "\t" if ending_of(name) == ".tsv" else ",")
+        yield from _csv_rows(lines, "\t" if ending_of(name) == ".tsv" else ",;\t")
     elif look(name).is_array:
         yield from _array_rows(stretch.text for stretch in read_text(name, None))
     else:
@@ -157,10 +157,24 @@ def _as_much(texts: Iterator[str], size: int) -> str:
 
 
 # `csv` reads, as `datasets` and pyarrow guess types: they read the text `None` as missing, a date as a time.
-def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[Row]:
-    """Yield the rows of CSV. Every value is text."""
+def _csv_rows(lines: Iterator[str], separators: str) -> Iterator[Row]:
+    """Yield the rows of CSV. Every value is text.
+
+    The header decides: the first of the separators that divides it separates the values. If blanks follow
+    the separator there, they are skipped in all rows.
+    """
     csv.field_size_limit(LONGEST_VALUE)
-    reader = csv.DictReader(lines, delimiter=separator, strict=True)
+    header = next(lines, "")
+    separator, names = separators[0], [header]
+    for one in separators:
+        parts = header.split(one)
+        if len(parts) > 1:
+            separator, names = one, parts
+            break
+    has_blanks = any(name.startswith(" ") for name in names[1:])
+    reader = csv.DictReader(
+        chain([header], lines), delimiter=separator, skipinitialspace=has_blanks, strict=True
+    )
     try:
         for row in reader:
             value = InputError("it has more values than the header") if None in row else row

@@ -15,6 +15,7 @@ from gpt.data.corpus import Corpus
 from gpt.data.documents import Piece
 from gpt.data.parts import evenly_spread
 from gpt.errors import InputError
+from gpt.progress import notice_once
 from gpt.text.tokenizer import split_at_words
 
 SPLITS = ("train", "val")
@@ -40,9 +41,15 @@ class Rule:
     longest: int
     """The most bytes of a unit."""
     below: int
-    """Units with a hash below this are held out."""
+    """Units with a hash below this are held out, from `least` on."""
     share: float
     """The share of the text that is held out. It is approximate unless all of the text was read."""
+    least: int = 0
+    """The lowest hash that is held out. Only units that are too large have lower ones."""
+
+    def holds_out(self, digest: int) -> bool:
+        """Whether the unit with this hash is held out."""
+        return self.least <= digest < self.below
 
     @classmethod
     def of(cls, size: int, val_fraction: float | None = None) -> "Rule":
@@ -60,21 +67,27 @@ class Rule:
         """Return the rule for exactly these pieces.
 
         It holds out no more than its share, but at least one unit if there are two and the share is above 0.
-        The unit with the highest hash is never held out.
+        So it begins with the first unit that is no larger than the share, if there is one. The unit with the
+        highest hash is never held out.
         """
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
             for digest, text in units:
                 sizes[digest] = sizes.get(digest, 0) + len(text.encode())
         total = max(1, sum(sizes.values()))
+        most = self.share * total
+        by_hash = sorted(sizes.items())[:-1]
+        begin = next((i for i, (_, size) in enumerate(by_hash) if size <= most), 0)
         held = 0
+        least = 0
         below = 0
-        for digest, size in sorted(sizes.items())[:-1]:
-            if not self.share or (held and held + size > self.share * total):
+        for digest, size in by_hash[begin:]:
+            if not self.share or (held and held + size > most):
                 break
+            least = least if held else digest
             held += size
             below = digest + 1
-        return Rule(self.longest, below, held / total)
+        return Rule(self.longest, below, held / total, least)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,6 +163,9 @@ def divide_corpus(
         usual = Rule.of(size, val_fraction)
         rule = usual.exact(sample.pieces)
         text = list(divide(sample.pieces, rule))
+        if usual.share and not rule.below and text:
+            why = "the text is a single document, or has a single prompt"
+            notice_once(f"{source.files[0]}: nothing is held out, as {why}")
     else:
         size = min(most, total)
         rule = Rule.of(size, val_fraction)
@@ -219,9 +235,10 @@ def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
     for piece, units in _units(pieces, rule.longest):
         if piece.first:
             last_split = ""
-        for held_out, adjacent in groupby(units, key=lambda unit: unit[0] < rule.below):
+        for held_out, adjacent in groupby(units, key=lambda unit: rule.holds_out(unit[0])):
             split = "val" if held_out else "train"
-            yield Piece("".join(text for _, text in adjacent), split != last_split, piece.scored, split)
+            text = "".join(text for _, text in adjacent)
+            yield piece._replace(text=text, first=split != last_split, split=split)
             last_split = split
 
 
@@ -230,7 +247,7 @@ def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[
     example: int | None = None
     for piece in pieces:
         if piece.first:
-            example = None if piece.scored else _hash(piece.text)
+            example = None if piece.scored else _hash(piece.key)
         if example is not None:
             yield piece, [(example, piece.text)]
         else:

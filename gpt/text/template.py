@@ -14,13 +14,13 @@ _LONGEST = 1 << 12
 
 
 class Part(NamedTuple):
-    """A part of a conversation's text.
-
-    A `scored` part is one that the model learns to write. `<|endoftext|>` follows it.
-    """
+    """A part of a conversation's text."""
 
     text: str
     scored: bool
+    """Whether the model learns to write it. `<|endoftext|>` follows such a part, and is learned too."""
+    ends: bool = False
+    """Whether `<|endoftext|>` follows a part that is not scored: a reply that is only read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Template:
     def parts(self, messages: object) -> list[Part]:
         """Return the text of [{"role": ..., "content": ...}, ...] in parts.
 
-        The last part follows the last reply.
+        The last part follows the last reply. An assistant's message with "weight": 0 is not scored.
 
         Raises InputError if the messages have another form.
         """
@@ -85,7 +85,9 @@ class Template:
                 raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
             opening, closing = getattr(self, role).split(PLACE)
             if role == "assistant":
-                parts += [Part(before + opening, False), Part(content, True)]
+                is_read_only = message.get("weight") == 0
+                reply = Part(content, False, ends=True) if is_read_only else Part(content, True)
+                parts += [Part(before + opening, False), reply]
                 before = ""
             else:
                 before += opening + content + closing
@@ -96,11 +98,11 @@ class Template:
 
         The parts are encoded one by one, as in training.
         """
-        *parts, (rest, _) = self.parts(messages)
+        *parts, rest = self.parts(messages)
         ids = [tokenizer.eot]
-        for text, scored in [*parts, Part(rest + self.assistant.removesuffix(PLACE), False)]:
-            ids += tokenizer.encode(text)
-            if scored:
+        for part in [*parts, Part(rest.text + self.assistant.removesuffix(PLACE), False)]:
+            ids += tokenizer.encode(part.text)
+            if part.scored or part.ends:
                 ids.append(tokenizer.eot)
         return ids
 

@@ -142,3 +142,84 @@ def test_texts_and_examples_do_not_mix(tmp_path):
     write_rows(tmp_path / "b.jsonl", [{"text": "plain"}])
     with pytest.raises(InputError, match="mixes texts with examples"):
         prepare(str(tmp_path / "*.jsonl"), vocab_size=300)
+
+
+def kept_apart(rows: list[dict[str, object]], folder) -> tuple[int, int]:
+    """How many rows are trained on and held out, with a fifth to hold out."""
+    counts = data_of(write_rows(folder / "rows.jsonl", rows)).prepared.counts
+    return counts["train"].documents, counts["val"].documents
+
+
+NO_QUESTION = {
+    "an empty prompt": lambda i: {"prompt": "", "completion": f"poem {i}"},
+    "a greeting first": lambda i: {"conversations": [{"from": "gpt", "value": f"Good day number {i}"}]},
+    "the system's words only": lambda i: {
+        "messages": [{"role": "system", "content": "Be kind"}, {"role": "assistant", "content": f"poem {i}"}]
+    },
+}
+
+
+@pytest.mark.parametrize("row", NO_QUESTION.values(), ids=NO_QUESTION.keys())
+def test_examples_without_a_question_are_divided(tmp_path, row):
+    train, val = kept_apart([row(i) for i in range(300)], tmp_path)
+    assert train + val == 300 and 40 <= val <= 60
+
+
+def test_a_prompt_of_many_examples_is_not_held_out(tmp_path):
+    """One prompt has 190 of 200 completions. Whatever its hash, a fifth is for others."""
+    for variant in range(12):
+        rows = [{"prompt": f"Say anything {variant}", "completion": f"word {i}"} for i in range(190)]
+        rows += [{"prompt": f"What is {i}?", "completion": f"word {i}"} for i in range(10)]
+        train, val = kept_apart(rows, tmp_path)
+        assert train >= 190 and 0 < val <= 10
+
+
+def test_one_prompt_for_all_examples_is_said(tmp_path, capsys):
+    rows = [{"prompt": "Say anything", "completion": f"word {i}"} for i in range(20)]
+    assert kept_apart(rows, tmp_path) == (20, 0)
+    assert "rows.jsonl: nothing is held out, as the text is a single document" in capsys.readouterr().err
+
+
+def test_a_reply_of_weight_zero_is_read_and_not_scored(tmp_path):
+    """As in OpenAI's format. Its `<|endoftext|>` is not scored either."""
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "No", "weight": 0},
+        {"role": "user", "content": "Again"},
+        {"role": "assistant", "content": "Yes", "weight": 1},
+    ]
+    prepared = data_of(write_rows(tmp_path / "a.jsonl", [{"messages": messages}]), val_fraction=0.0).prepared
+    unscored = [-1 - id_ for id_ in [*TOKENIZER.encode("No"), EOT]]
+    expected = [
+        *stored(("### Instruction:\nHi\n\n### Response:\n", False)),
+        *unscored,
+        *stored(("### Instruction:\nAgain\n\n### Response:\n", False), ("Yes", True)),
+    ]
+    assert prepared.stream("train").tokens.tolist() == expected
+    assert prepared.counts["train"].scored_bytes == len("Yes")
+
+
+def test_messages_as_they_are_sent_to_servers(tmp_path):
+    """Content in parts, and the newer name of the system's role."""
+    plain = [
+        {"role": "system", "content": "Be kind"},
+        {"role": "user", "content": "Hi there"},
+        {"role": "assistant", "content": "Yes"},
+    ]
+    sent = [
+        {"role": "developer", "content": "Be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": " there"}]},
+        {"role": "assistant", "content": "Yes"},
+    ]
+    tokens = []
+    for messages in (plain, sent):
+        path = write_rows(tmp_path / "a.jsonl", [{"messages": messages}])
+        tokens.append(data_of(path, val_fraction=0.0).prepared.stream("train").tokens.tolist())
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("empty", [[], None, ""])
+def test_an_empty_conversation_is_left_out_and_counted(tmp_path, capsys, empty):
+    rows = [{"messages": empty}, {"messages": messages_of(PAIRS[0])}]
+    assert kept_apart(rows, tmp_path) == (1, 0)
+    assert "left out 1 row without text or without a completion" in capsys.readouterr().err

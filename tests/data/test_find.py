@@ -27,6 +27,7 @@ LEADS_NOWHERE = {
     "a slip": ("mine/nvel.txt", r"no corpus 'mine/nvel.txt': did you mean mine/novel.txt\?"),
     "another name": ("mine/nomad.txt", "no corpus 'mine/nomad.txt': expected a text file"),
     "no folder": ("yours/deep/novel.txt", "expected a text file"),
+    "no folder, which could be an owner on the hub": ("yours/novel.txt", "no corpus 'yours/novel.txt'"),
     "no name": ("", "no corpus ''"),
     "a pattern": ("*.csv", "no file matches"),
     "a slip in a corpus file": (

@@ -13,6 +13,7 @@ from corpora import documents, memory_limit, write, write_rows
 
 from gpt.data.find import find_corpus
 from gpt.data.formats import PART_BYTES
+from gpt.data.rows import read_rows
 from gpt.errors import InputError
 
 TEXTS = ['a, "b" ]', "caf\u00e9 [ {", "new\nline \\ ", "\U0001f600" * 3]
@@ -230,3 +231,24 @@ def test_the_size_of_a_compressed_text_is_estimated_from_its_beginning(tmp_path)
     text = "".join(f"{number * number % 7919} and {number}\n" for number in range(400_000))
     corpus = find_corpus(str(write(tmp_path / "a.txt.gz", gzip.compress(text.encode(), 1))))
     assert 5 << 20 < corpus.estimated_size(0, 0) == pytest.approx(len(text), rel=0.1)
+
+
+CSV = {
+    "semicolons": 'prompt;completion\n"a; b";"c, d"\n',
+    "tabs": "prompt\tcompletion\na; b\tc, d\n",
+    "blanks": 'prompt, completion\n"a; b", "c, d"\n',
+}
+
+
+@pytest.mark.parametrize("text", CSV.values(), ids=CSV.keys())
+def test_the_header_tells_what_separates_the_values(tmp_path, text):
+    path = tmp_path / "a.csv"
+    path.write_text(text, "utf-8")
+    (row,) = read_rows(str(path), None, list)
+    assert row.value == {"prompt": "a; b", "completion": "c, d"}
+
+
+def test_a_text_column_may_hold_semicolons(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text\na; b\n", "utf-8")
+    assert [row.value for row in read_rows(str(path), None, list)] == [{"text": "a; b"}]
