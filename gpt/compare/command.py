@@ -16,7 +16,7 @@ from gpt.errors import InputError, check_least
 from gpt.files import locked, write_json
 from gpt.help import PlainHelpFormatter
 from gpt.pictures.figures import save
-from gpt.plain import plain_name, shown
+from gpt.plain import parse_json, plain_name, shown
 from gpt.progress import notice, report
 
 FOLDER = Path("comparisons")
@@ -65,6 +65,8 @@ def compare(
         steps=steps_of(steps, recipes[0]),
     )
     with opened(folder):
+        if name is None:
+            check_folder(folder, design)
         trainings = design.trainings()
         report(f"{len(trainings)} runs in {folder}/", prefix="gpt compare: ")
         outcomes = train_all(trainings, folder, machine)
@@ -104,6 +106,28 @@ def steps_of(steps: int | None, base: Recipe) -> int:
 def folder_of(name: str) -> Path:
     """Return `comparisons/NAME`; InputError for a name that cannot be a folder's."""
     return FOLDER / plain_name("name", name)
+
+
+def check_folder(folder: Path, design: Design) -> None:
+    """Raise InputError if the folder has the result of another comparison, which would be replaced.
+
+    A comparison with a --name may be given more texts and variants: it keeps the runs that it has.
+    """
+    path = folder / "result.json"
+    if not path.is_file():
+        return
+    try:
+        earlier = parse_json(path.read_text(encoding="utf-8"))
+        names = [variant["name"] for variant in earlier["variants"]]
+        pairs = {
+            "variants": (names, [recipe.variant.name for recipe in design.recipes]),
+            "texts": (earlier["texts"], [text.corpus for text in design.texts]),
+            "steps": (earlier["steps"], design.steps),
+        }
+    except (ValueError, LookupError, TypeError):  # it is damaged, and written again
+        return
+    if others := " and ".join(what for what, (before, now) in pairs.items() if before != now):
+        raise InputError(f"{path} is of a comparison with other {others}: give this one another --name")
 
 
 @contextmanager

@@ -100,6 +100,8 @@ def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
 
     The base's options apply to all variants. A variant's own config or folder replaces the base's.
     """
+    if given := next((word for word in words if word.partition("=")[0] in ("-c", "--config")), None):
+        raise InputError(f"{given}: name the config by a word before the options: gpt compare CONFIG ...")
     base, *others = map(Part.of, split(words))
     for part in others:
         for name, _ in named_options(part.options):

@@ -46,13 +46,13 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
 
 
 def score_windows(
-    model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize
+    model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize, *, isolate: bool = False
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Yield, batch by batch, the nats of a split's windows and their bytes, both (B,).
 
     Each token is scored once, or only about `most` tokens, spread over the split. `<|endoftext|>` precedes
-    the first. Windows have the model's context length, and end where examples end. The model has to be in
-    evaluation mode.
+    the first. Windows have the model's context length, and end where examples end. `isolate` keeps attention
+    within documents. The model has to be in evaluation mode.
     """
     stream = prepared.stream(split)
     length = model.config.context_length
@@ -62,8 +62,10 @@ def score_windows(
     starts, lengths = (part[::every] for part in each_token_once(len(stream), length, documents))
     for first in range(0, len(starts), _WINDOWS):
         batch = slice(first, first + _WINDOWS)
-        x, targets = make_batch(stream, (starts[batch], lengths[batch]), length, isolate=False)  # (B, T)
-        nats = score(model, x, targets)
+        spans = starts[batch], lengths[batch]
+        # (B, T) each; with `isolate` there are document ids, too
+        x, targets, *ids = make_batch(stream, spans, length, isolate=isolate, document_starts=documents)
+        nats = score(model, x, targets, *ids)
         yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
 
 
@@ -75,14 +77,18 @@ def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np
 
 
 @torch.inference_mode()
-def score(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
+def score(model: GPT, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
     """Return the nats of each target, (B, T) on the CPU.
 
-    `tokens` and `targets` are (B, T) int64. Targets of IGNORE_INDEX are not scored: their nats are 0.
+    All arguments are (B, T) int64. Targets of IGNORE_INDEX are not scored: their nats are 0. With
+    `document_ids`, attention keeps within documents.
     """
-    tokens, targets = (ids.to(model.token_embedding.weight.device) for ids in (tokens, targets))
+    device = model.token_embedding.weight.device
+    tokens, targets = (ids.to(device) for ids in (tokens, targets))
+    if document_ids is not None:
+        document_ids = document_ids.to(device)
     scored = targets != IGNORE_INDEX
-    features = model.features(tokens)[scored]  # (N, D)
+    features = model.features(tokens, document_ids=document_ids)[scored]  # (N, D)
     nats = torch.zeros(targets.shape, dtype=torch.float64)
     tensors = (scored.nonzero().cpu(), features, targets[scored])
     for place, part, wanted in zip(*(torch.split(tensor, _AT_ONCE) for tensor in tensors), strict=True):

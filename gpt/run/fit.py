@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -11,6 +14,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from gpt.cores import cores
 from gpt.data.module import TokenData, divide_update
@@ -47,10 +51,12 @@ def fit(origin: Start) -> None:
     training = assemble(origin)
     if origin.is_timed_tuning:
         as_they_are = new_trainer(training.options, training.data, [])
-        for metrics in as_they_are.validate(training.module, datamodule=training.data, verbose=False):
+        with ended_by_signals():
+            scored = as_they_are.validate(training.module, datamodule=training.data, verbose=False)
+        for metrics in scored:
             report(f"the weights as they are: {metrics['val_bits_per_byte']:.4g} bits per byte")
     try:
-        with sharing_cores():
+        with ended_by_signals(), sharing_cores():
             training.fit()
     except Stopped as stopped:
         line, status = stopped.args
@@ -58,10 +64,22 @@ def fit(origin: Start) -> None:
         if status:
             raise SystemExit(status) from None
         return
-    except SystemExit:  # Lightning's answer to a Ctrl-C before the first step
-        raise KeyboardInterrupt from None
     if training.trainer.is_global_zero:
         summarize(training)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End at a signal as other programs do. Lightning's own answers are other exit statuses.
+
+    From the first step on `gpt/run/signals.py` answers instead.
+    """
+    try:
+        yield
+    except SIGTERMException:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    except SystemExit:  # Lightning's answer to Ctrl-C
+        raise KeyboardInterrupt from None
 
 
 @dataclass(frozen=True)
@@ -82,6 +100,8 @@ class Training:
 def assemble(origin: Start) -> Training:
     """Build all parts of a run and prepare its text, so that errors appear before its folder is made."""
     options, module, data = build(origin)
+    if options.early_stopping and not data.prepared.counts["val"].tokens:
+        raise InputError("early_stopping needs held-out text: give a --data.val_fraction above 0")
     loop = Loop(options, module, data, origin)
     trainer = new_trainer(options, data, [loop], batches_per_update(options))
     return Training(options, module, data, loop, trainer)
@@ -123,7 +143,8 @@ def validate(origin: Start) -> None:
     if origin.checkpoint:
         divide_logits(module.model, origin.checkpoint.model.temperature)
     trainer = new_trainer(options, data, [])
-    metrics = trainer.validate(module, datamodule=data, verbose=False)
+    with ended_by_signals():
+        metrics = trainer.validate(module, datamodule=data, verbose=False)
     if not metrics:
         raise InputError("no text is held out: give a --data.val_fraction above 0")
     if trainer.is_global_zero:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
@@ -64,6 +65,7 @@ class Loop(Callback):
         self.limits = Limits(options, self.run, origin.plan, origin.minutes is not None)
         self.folder = folder_of(options.run)  # until `on_fit_start` reserves a free one
         self.store: Store | None = None  # only the first process has one
+        self._loggers: list[Logger] = []  # of the first process
         self.record: Record  # made by `on_train_start`, from where it counts the time
         self._open = ExitStack()  # the record and the signals' handlers, until the run ends
         self._ending: Ending = "failed"
@@ -85,7 +87,7 @@ class Loop(Callback):
         """
         run = self.run
         corpus = self.data.prepared.counts["train"].sha256  # independent of the text's folder
-        other_text = run.corpus not in ("", corpus)
+        new_best = self._why_new_best(corpus)
         run.corpus = corpus
         run.options = asdict(self.options)
         if trainer.strategy.broadcast(run) != run:
@@ -95,12 +97,25 @@ class Loop(Callback):
             optimizer = trainer.optimizers[0]
             assert isinstance(optimizer, CombinedOptimizer)
             load_optimizer(self.module, optimizer, self.origin.checkpoint)
-        self.folder, has_best = on_first(trainer.strategy, lambda: self._open_store(other_text))
+        self.folder, has_best = on_first(trainer.strategy, lambda: self._open_store(new_best))
         if not has_best:  # there is none, or it was set aside: the next validation is the best
             run.best_loss = None
             run.stalled = 0
 
-    def _open_store(self, other_text: bool) -> tuple[Path, bool]:
+    def _why_new_best(self, corpus: str) -> str:
+        """Say why losses so far cannot be compared with those to come, so that the best begins again.
+
+        Returns "" if they can.
+        """
+        run = self.run
+        if run.corpus not in ("", corpus):
+            return "the text is not the one that this run was trained on"
+        scaling = self.options.temperature_scaling
+        if run.options.get("temperature_scaling", scaling) != scaling:
+            return "losses with temperature scaling are lower than those without"
+        return ""
+
+    def _open_store(self, new_best: str) -> tuple[Path, bool]:
         """Open the run's folder; return it, and whether it has a best checkpoint."""
         if self.origin.folder is None:  # refuse before a folder is made
             self.limits.check_left()
@@ -108,9 +123,7 @@ class Loop(Callback):
         if has_ended(files):  # one without a summary was killed after its last update: it may end again
             self.limits.check_left()
         run = self.run
-        self.store = Store(
-            files, self.options, self.origin, run, self.module, self.data, other_text=other_text
-        )
+        self.store = Store(files, self.options, self.origin, run, self.module, self.data, new_best)
         return files.path, self.store.checkpoints.has_best
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,9 +135,9 @@ class Loop(Callback):
         self._open.enter_context(remembered(self.module.guard))
         state = below(f"random/{rank}/", self.tensors)  # empty if the saved run had fewer processes
         files = self.store.files if self.store else None
-        loggers = open_loggers(self.options.trainer.logger, files, run) if files else []  # may take seconds
+        on_first(trainer.strategy, self._open_loggers)
         self.limits.begin(trainer.strategy.broadcast(self.origin.left))
-        self.record = Record(files, run, self.options, self.data.context_length, loggers)
+        self.record = Record(files, run, self.options, self.data.context_length, self._loggers)
         self._open.callback(lambda: self.record.close(self._ending))
         # A process that the saved run lacked takes the first one's sum, as the mean over all is recorded.
         of_first = self.tensors.get(f"random/0/{LOSSES}", torch.tensor(0.0))
@@ -134,6 +147,12 @@ class Loop(Callback):
         scaler = scaler_of(trainer)
         if scaler and run.scale:
             scaler.load_state_dict(run.scale)
+
+    def _open_loggers(self) -> None:
+        """Open what the run is logged to, which may take seconds or fail. Then the run goes on."""
+        assert self.store is not None  # this is the first process
+        self._loggers = open_loggers(self.options.trainer.logger, self.store.files, self.run)
+        self.store.remove_summary()
 
     # -- between two batches
 
@@ -182,7 +201,10 @@ class Loop(Callback):
         ratio = 1.0  # the loss with the temperature, divided by the loss without it
         if self.options.temperature_scaling:
             prepared = self.data.prepared
-            temperature, ratio = on_first(trainer.strategy, lambda: find_temperature(model, prepared))
+            isolate = self.data.options.isolate
+            temperature, ratio = on_first(
+                trainer.strategy, lambda: find_temperature(model, prepared, isolate)
+            )
         self.record.validated(figures, model, self.data, temperature)
         seconds = self.record.go_on()
         elapsed = self._agreed(trainer, self.record.elapsed())

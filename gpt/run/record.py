@@ -7,6 +7,7 @@ writes new files instead of appending to old ones, so a link in their place chan
 import csv
 import io
 import json
+import math
 import os
 import sys
 import textwrap
@@ -147,13 +148,14 @@ class Record:
         from gpt.generation import Sampling, stream_samples
 
         run = self.run
-        run.validation = {
-            name: value if abs(value) <= LARGEST else None
-            for name, value in figures.items()  # NaN is not
-        }
+        # JSON has neither NaN nor infinity: both fail this comparison.
+        run.validation = {name: value if abs(value) <= LARGEST else None for name, value in figures.items()}
         if not self.first:
             return
         self._row(figures)
+        if not math.isfinite(figures["val_loss"]):  # nothing can be drawn, and the next update is refused
+            report(f"step {run.step}: {scores(figures)}", prefix="")
+            return
         sampling = Sampling(temperature=0.8 * temperature, top_k=50)
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
@@ -300,15 +302,20 @@ def _records(folder: RunFolder, name: str) -> Iterator[bytes]:
 def open_loggers(names: str, folder: RunFolder, run: RunPart) -> list[Logger]:
     """Open the loggers of a run beside metrics.csv, and tell them the run's options.
 
-    `names` is the option `trainer.logger`. A resumed run goes on in the logs of its folder.
+    `names` is the option `trainer.logger`. A resumed run goes on in the logs of its folder. Raises InputError
+    if a logger cannot start.
     """
-    loggers = [_logger(name, folder, run.step) for name in names.split(",") if name != "csv"]
-    options = json.loads(json.dumps(run.options))  # lists for tuples, which YAML has not
-    for logger in loggers:
-        if isinstance(logger, TensorBoardLogger):  # its table needs a metric, by default a constant -1
-            logger.log_hyperparams(options, {"step": run.step}, step=run.step)
-        else:
-            logger.log_hyperparams(options)
+    loggers = []
+    for name in names.split(","):
+        try:
+            if name != "csv":
+                loggers.append(_logger(name, folder, run))
+        except (InputError, OSError):
+            raise
+        except ImportError:
+            raise InputError(f"the logger {name} needs a package: pip install {name}") from None
+        except Exception as error:  # any of its package, such as a missing key
+            raise InputError(f"the logger {name} cannot start: {' '.join(str(error).split())}") from None
     return loggers
 
 
@@ -319,15 +326,19 @@ def close_logger(logger: Logger, ending: Ending) -> None:
         logger.experiment.finish(exit_code=0 if ending == "success" else 1)
 
 
-def _logger(name: str, folder: RunFolder, resumed_at: int) -> Logger:
+def _logger(name: str, folder: RunFolder, run: RunPart) -> Logger:
+    """Open a logger, and tell it the run's options."""
     path = folder.path
+    options = json.loads(json.dumps(run.options))  # lists for tuples, which YAML has not
     with folder.top.below(name) as files:  # raises InputError if it is a link
-        try:
-            if name == "wandb":
-                return WandbLogger(name=path.name, save_dir=path, id=_wandb_id(files))
-            return TensorBoardLogger(path, "tensorboard", "", purge_step=resumed_at + 1)  # keeps this step
-        except ImportError:
-            raise InputError(f"the logger {name} needs a package: pip install {name}") from None
+        if name == "wandb":
+            wandb = WandbLogger(name=path.name, save_dir=path, id=_wandb_id(files))
+            wandb.log_hyperparams(options)
+            return wandb
+        board = TensorBoardLogger(path, "tensorboard", "", purge_step=run.step + 1)  # keeps this step
+        # Its table needs a metric, by default a constant -1.
+        board.log_hyperparams(options, {"step": run.step}, step=run.step)
+        return board
 
 
 def _wandb_id(files: Folder) -> str:

@@ -34,7 +34,10 @@ _NO_END = f"no time and no other end is given, so the run takes --minutes {_USUA
 _CHOSEN_ANEW = ("resume", "ckpt_path", "minutes")  # never taken from a checkpoint
 # Nor these, which suit the machine that saved them.
 _WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")
-_FIXED = ("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from")  # set by weights
+_FIXED = (  # set by weights
+    *("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from"),
+    "data.vocabulary",
+)
 _NOT_FIXED = ("model.config.dropout", "model.config.window_dropout")
 _LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 _UNPLANNED = (
@@ -123,6 +126,8 @@ def start(
     own, files = scan(arguments, command)
     given = {**files, **own}
     asked = {name: value for name, value in given.items() if value is not None}
+    if {"resume", "ckpt_path"} <= asked.keys():
+        raise InputError("--resume and --ckpt_path name a checkpoint: give only one of them")
     wanted = asked.get("resume", asked.get("ckpt_path"))
     if command == "validate" and wanted is None:
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
@@ -262,6 +267,8 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     lines = [f"resuming {path}, after step {run.step}"]
     if names := ", ".join((*checkpoint.unknown, *unknown)):
         lines.append(f"ignored what a later version has saved and this one does not know: {names}")
+    if run.total and given.get("trainer.max_steps", run.total) != run.total:
+        saved["trainer.max_steps"] = run.total  # where the run ends at present; a plan's steps were a guess
     for name in _changed(saved, given):
         if name in _LIMITS:
             run.total = 0

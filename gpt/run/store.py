@@ -32,7 +32,7 @@ class Store:
         origin: what the run starts from.
         run: the state of the run.
         module, data: what is trained, on what.
-        other_text: whether the run was trained on another text before.
+        new_best: why the best checkpoint begins again, if it does.
     """
 
     def __init__(
@@ -43,8 +43,7 @@ class Store:
         run: RunPart,
         module: LanguageModel,
         data: TokenData,
-        *,
-        other_text: bool,
+        new_best: str = "",
     ) -> None:
         self.files = files
         top = files.top
@@ -52,11 +51,9 @@ class Store:
         if not top.is_file(CONFIG):  # write it before anything else: it marks the folder as a run's
             self.write_config(run)
         self.checkpoints = Checkpoints(files, options.keep_checkpoints, origin.checkpoint, run)
-        if other_text:
-            report("the text is not the one that this run was trained on: the best checkpoint begins again")
+        if new_best:
+            report(f"{new_best}: the best checkpoint begins again")
             self.checkpoints.begin_best_again()
-        if has_ended(files):  # it goes on
-            top.remove("summary.json")
         self.snapshots = Snapshots(files, options.snapshot_megabytes, run.step)
         self.write_config(run)
         rank = module.options.lora.rank
@@ -67,6 +64,11 @@ class Store:
             template=data.prepared.meta.template,
             adapters=self._adapters(module, rank, is_new) if rank else None,
         )
+
+    def remove_summary(self) -> None:
+        """Remove the summary of a run that had ended and goes on."""
+        if has_ended(self.files):
+            self.files.top.remove("summary.json")
 
     def write_config(self, run: RunPart) -> None:
         """Write the run's options."""

@@ -12,17 +12,18 @@ _STEP = 1.05
 _SAMPLE = 4096  # tokens, enough to find the temperature within 1 %
 
 
-def find_temperature(model: GPT, prepared: Prepared) -> tuple[float, float]:
+def find_temperature(model: GPT, prepared: Prepared, isolate: bool = False) -> tuple[float, float]:
     """Find the temperature at which held-out text has the lowest loss (Guo et al. 2017, section 4.2).
 
     Returns the temperature (1, 1.05, 1.05 ** 2, ...) and a ratio: the loss on `_SAMPLE` held-out tokens with
-    the logits divided by it, over the loss without. The model is not changed.
+    the logits divided by it, over the loss without. `isolate` keeps attention within documents, as in the
+    run's validation. The model is not changed.
     """
     scaled = deepcopy(model).eval()
-    nats = [_nats(scaled, prepared)]
+    nats = [_nats(scaled, prepared, isolate)]
     while True:
         divide_logits(scaled, _STEP)
-        nats.append(_nats(scaled, prepared))
+        nats.append(_nats(scaled, prepared, isolate))
         if not nats[-1] < nats[-2]:
             return _STEP ** (len(nats) - 2), nats[-2] / nats[0]
 
@@ -34,5 +35,6 @@ def divide_logits(model: GPT, temperature: float) -> None:
         parameter.div_(temperature)
 
 
-def _nats(model: GPT, prepared: Prepared) -> float:
-    return sum(float(nats.sum()) for nats, _ in score_windows(model, prepared, "val", _SAMPLE))
+def _nats(model: GPT, prepared: Prepared, isolate: bool) -> float:
+    windows = score_windows(model, prepared, "val", _SAMPLE, isolate=isolate)
+    return sum(float(nats.sum()) for nats, _ in windows)

@@ -358,3 +358,11 @@ def test_a_busy_machine_is_reported():
     warning = busy_warning(3.2, 2)
     assert warning and "a load of 3.2 for 2 cores" in warning
     assert busy_warning(0.9, 2) is None
+
+
+def test_another_comparison_is_not_replaced(workplace):
+    machine = Pretended(noisy())
+    folder = compare(LR.split(), "my.txt", 2, 7, None, None, machine)
+    assert compare(LR.split(), "my.txt", 3, 7, None, None, machine) == folder
+    with pytest.raises(InputError, match="of a comparison with other texts and steps: give this one another"):
+        compare(LR.split(), "other.txt", 2, 7, 50, None, machine)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_runs import gpt
+from tiny_runs import gpt, trainer
 from torch.nn import functional as F
 
 from gpt import GPT, GPTConfig, Tokenizer
@@ -14,6 +14,7 @@ from gpt.data.prepare import prepare
 from gpt.data.shards import Stream
 from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows
+from gpt.training.module import LanguageModel
 from gpt.weights.rounding import rounded
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
@@ -46,6 +47,25 @@ def window_nats(model, tmp_path):
         return np.concatenate([nats for nats, _ in score_windows(model, prepared, "val", most)])
 
     return score
+
+
+def test_with_isolate_the_loss_is_that_of_validation(config, tmp_path):
+    """Attention within documents, in `score_windows` as in the run's validation."""
+    rows = [json.dumps({"text": f"{n * n} is {n}"}) for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows), "utf-8")
+    sizes = {"vocab_size": 300, "context_length": config.context_length}
+    data = TokenData(str(tmp_path / "a.jsonl"), **sizes, val_fraction=0.5, isolate=True)
+    module = LanguageModel(config)
+    for parameter in module.model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    (measured,) = trainer().validate(module, datamodule=data, verbose=False)
+
+    def nats_per_token(isolate: bool) -> float:
+        windows = score_windows(module.model.eval(), data.prepared, "val", isolate=isolate)
+        return sum(nats.sum() for nats, _ in windows) / data.prepared.counts["val"].scored_tokens
+
+    assert nats_per_token(True) == pytest.approx(measured["val_loss"], rel=1e-5)
+    assert nats_per_token(False) != pytest.approx(measured["val_loss"], rel=1e-3)
 
 
 def test_a_uniform_model_by_hand(config, tmp_path):

@@ -65,3 +65,12 @@ def test_a_run_that_has_no_best_takes_another_text(workplace):
     more = "--data.corpus other.txt --trainer.max_steps 6 --data.val_fraction 0.1"
     assert gpt(f"fit --resume runs/r {more}") == 0
     assert best()[0] == 6
+
+
+def test_losses_of_another_kind_begin_the_best_again(workplace, capsys):
+    """With temperature scaling a loss is lower: the losses so far are no measure."""
+    assert fit(f"{RUN} --temperature_scaling true") == 0
+    more = "--temperature_scaling false --trainer.max_steps 6 --model.optimizer.lr 0"
+    assert gpt(f"fit --resume runs/r {more}") == 0
+    assert "losses with temperature scaling are lower than those without: the" in capsys.readouterr().err
+    assert best()[0] == 6

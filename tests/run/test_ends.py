@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import COMMAND, checkpoint, fit, gpt, result, rows, summary
+from tiny_runs import COMMAND, TINY, checkpoint, fit, gpt, result, rows, summary
 
 from gpt.training import compilation
+from gpt.training.guard import NOT_UPDATED
 from gpt.training.module import LanguageModel
 
 ADAMW = "--model.optimizer.name adamw --run r"
@@ -180,3 +181,17 @@ def test_early_stopping_ends_a_run_once_and_for_all(losses, best, workplace, mon
     assert result("r") == before
     assert gpt("fit --resume runs/r --early_stopping 4") == 0
     assert validated_steps("r")[-1] == best + 8
+
+
+def test_a_loss_that_is_infinite_is_no_damaged_file(workplace, capsys):
+    """No sample can be drawn from such weights. The next update says what is wrong."""
+    wild = "--model.optimizer.lr 1e38 --model.optimizer.warmup_steps 0 --trainer.val_check_interval 1"
+    assert fit(ADAMW, wild) == 2
+    err = capsys.readouterr().err
+    assert NOT_UPDATED in err and "lower the learning rate" in err
+    assert "damaged" not in err
+
+
+def test_early_stopping_without_held_out_text_is_refused(workplace, refusal):
+    words = [*TINY, "--early_stopping", "2", "--data.val_fraction", "0"]
+    assert "early_stopping needs held-out text" in refusal(" ".join(words))

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 import yaml
-from tiny_runs import TINY, fit, gpt, rows
+from tiny_runs import TINY, fit, gpt, rows, summary
 
 from gpt.run import record
 from gpt.training.module import LanguageModel
@@ -87,6 +87,17 @@ def test_a_resumed_run_goes_on_with_the_record_of_its_logger(wandb):
     assert fit(SHORT, WANDB, "--run other") == 0
     first, resumed, other = wandb
     assert first.id == resumed.id != other.id
+
+
+def test_a_logger_that_cannot_start_leaves_a_finished_run_as_it_is(workplace, monkeypatch, refusal):
+    def without_key(*_, **__):
+        raise ValueError("No API key configured")
+
+    assert fit(SHORT) == 0
+    monkeypatch.setattr(record, "WandbLogger", without_key)
+    err = refusal("fit --resume runs/r --trainer.max_steps 6 --trainer.logger wandb")
+    assert "the logger wandb cannot start: No API key configured" in err
+    assert summary("r")["steps"] == 4
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from run_folders import killed
 from safetensors.torch import load_file
 from tiny_runs import COMMAND, checkpoint, fit, gpt, result, run_in
 
-from gpt.weights.checkpoint import read
+from gpt.weights.checkpoint import read, write
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,34 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     assert checkpoint(run).config.window_dropout
 
 
-@pytest.mark.parametrize("option", ["model.config.emb_dim 64", "model.optimizer.name adamw"])
+FIXED = ["model.config.emb_dim 64", "model.optimizer.name adamw", "data.vocabulary gpt2:299"]
+
+
+@pytest.mark.parametrize("option", FIXED)
 def test_what_the_weights_do_not_allow_is_refused(option, whole, workplace, refusal):
     killed(whole, 9)
     err = refusal(f"fit --resume auto --{option}")
     assert all(word in err for word in option.split())
+
+
+def test_a_limit_counts_that_the_clock_has_changed_since(whole, workplace, capsys):
+    """A plan for 20 steps, of which the clock has left 12: 20 are asked for, as the plan had said."""
+    run = killed(whole, 9)
+    saved = checkpoint(run)
+    saved.run.total = 12
+    with open(run / "checkpoints" / "last.safetensors", "wb") as file:
+        write(file, saved.tensors, saved.model, saved.run)
+    shutil.copytree(run, "runs/asked")
+    assert gpt("fit --resume runs/cut") == 0
+    assert checkpoint("cut").run.step == 12
+    assert gpt("fit --resume runs/asked --trainer.max_steps 20") == 0
+    assert checkpoint("asked").run.step == 20
+    assert "changed trainer.max_steps: 12 -> 20" in capsys.readouterr().err
+
+
+def test_two_checkpoints_are_refused(whole, refusal):
+    err = refusal(f"validate {whole} --resume {whole}")
+    assert "--resume and --ckpt_path name a checkpoint: give only one of them" in err
 
 
 def test_the_checkpoint_alone_is_enough(whole, workplace, capsys):

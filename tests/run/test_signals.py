@@ -123,3 +123,19 @@ builtins.__import__ = importing
         assert status(process, timeout=60) == 130
     assert log.read_text("utf-8") == "gpt fit: interrupted\n"
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_validation_as_it_ends_training(number, expected, whole, workplace):
+    """Lightning by itself ends with status 1 or, for SIGTERM, with 0 as if all were well."""
+    code = f"""
+import os
+from gpt.training.module import LanguageModel
+score = LanguageModel.validation_step
+def signalled(*given):
+    os.kill(os.getpid(), {int(number)})
+    return score(*given)
+LanguageModel.validation_step = signalled
+"""
+    with forked(["validate", "--ckpt_path", str(whole)], code=code) as process:
+        assert status(process, timeout=60) == expected
