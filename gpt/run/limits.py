@@ -79,7 +79,7 @@ class Speed:
         """Return the run's last update, if after `step` there is time for `early` more early ones."""
         # The work of a run of `last` updates is that of (1 - LATE) * last + slower * LATE * last early ones.
         last = (step + early) / (1 - LATE + LATE * self.slower)
-        # That supposes that all updates so far were early. Where the late ones have begun, it gives too few.
+        # This equation supposes that all updates so far were early. Later it gives too few.
         all_late = step + early / self.slower
         return int(max(step, last, all_late))
 
