@@ -172,3 +172,34 @@ def test_several_runs_are_words_and_a_flag_stands_alone(capsys):
     assert printed_options(capsys, "plot", "a", "b", "--x", "tokens")["runs"] == ["a", "b"]
     options = printed_options(capsys, "generate", "--interactive", "--show_copied")
     assert options["interactive"] is options["show_copied"] is True
+
+
+# Options that need a value, each with its type.
+NULL = {
+    "generate": {"prompt": "text", "num_samples": "int", "interactive": "bool"},
+    "serve": {"host": "text"},
+    "plot x": {"output": "text"},
+    "attention": {"text": "text"},
+    "prepare text.txt": {"template": "a mapping"},
+    "export": {"format": "one of 'hf', 'nanogpt', 'book', 'gguf', 'html'"},
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "kind"),
+    [(command, option, kind) for command, kinds in NULL.items() for option, kind in kinds.items()],
+)
+def test_null_in_a_config_is_refused_where_a_value_is_needed(command, option, kind, workplace, refusal):
+    (workplace / "null.yaml").write_text(f"{option}: null", "utf-8")
+    told = refusal(f"{command} --config null.yaml")
+    assert told == f"gpt {command.split()[0]}: --{option}: expected {kind}, got null\n"
+
+
+def test_null_in_a_template_is_refused(workplace, refusal):
+    (workplace / "null.yaml").write_text("template: {user: null}", "utf-8")
+    assert "the template's user must be a text" in refusal("prepare text.txt --config null.yaml")
+
+
+def test_null_in_a_config_is_taken_where_no_value_is_needed(workplace, refusal):
+    (workplace / "null.yaml").write_text("checkpoint: null\ntop_k: null\nstop: null\n", "utf-8")
+    assert "no checkpoint under runs/" in refusal("generate --config null.yaml")
