@@ -69,7 +69,11 @@ def test_the_stream_adds_up_to_the_reply():
     [
         ({"messages": []}, "expected a list of messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "message 1 has the role 'tool'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.list.0.type: Input should be 'text'",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, "content: expected a text or a list of parts"),
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
         ({"template": None}, "has no template for a chat"),
         ({"logprobs": True}, "a chat has none"),
