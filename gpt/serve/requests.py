@@ -92,10 +92,12 @@ class _Prompted(_Form):
         """Return the tokens of each prompt, at least one each.
 
         `prompt` has one or several prompts, as text or ids. With `heal`, the last word of a text may get
-        other tokens. Raises InputError for a chat without a template, a chat whose last message is the
-        assistant's, an empty list, and an unknown id.
+        other tokens. Raises InputError for a chat without a template or beside a prompt, a chat whose last
+        message is the assistant's, an empty list, and an unknown id.
         """
         if self.messages is not None:
+            if self.prompt:
+                raise InputError("prompt: a chat has messages instead, leave it out")
             if template is None:
                 raise InputError("the model was not tuned on examples: it has no template for a chat")
             messages = [message.plain() for message in self.messages]
