@@ -4,7 +4,6 @@ Shapes: L layers, H heads, T tokens.
 """
 
 import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from gpt.attention.capture import capture_weights
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import save, token_label
+from gpt.pictures.figures import drawable, save, token_label
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
@@ -49,7 +48,10 @@ def attention_maps(
     check_free(output)
     weights, labels = attention_weights(*load(checkpoint, device), text)
     num_layers, num_heads = weights.shape[:2]
-    begin = textwrap.shorten(text, min(60, 10 * num_heads), placeholder="…")  # more heads, wider picture
+    begin = drawable(" ".join(text.split()))
+    most = min(60, 10 * num_heads)  # more heads, wider picture
+    if len(begin) > most:
+        begin = f"{begin[: most - 1]}…"
     save(overview(weights, labels, f'Attention in "{begin}"'), output / "overview.png")
     with progress("drawing", num_layers * num_heads, unit="pictures") as advance:
         for i, j in np.ndindex(num_layers, num_heads):
