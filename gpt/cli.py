@@ -64,7 +64,8 @@ Train a small GPT on your own text and generate text with it:
 commands:
 {}
 
-'gpt COMMAND --help' lists the options of a command, with an example."""
+'gpt COMMAND --help' lists the options of a command, with an example.
+'gpt --version' prints the version."""
 
 
 def main(arguments: list[str] | None = None) -> int:

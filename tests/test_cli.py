@@ -75,6 +75,7 @@ def test_the_help_lists_every_command_and_the_version_is_printed(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert "\n'gpt --version' prints the version.\n" in out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("gpt 0.")
 
