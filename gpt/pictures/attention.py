@@ -40,7 +40,8 @@ def attention_maps(
     all layers and heads side by side.
 
     Args:
-        checkpoint: a checkpoint file, a run folder or an imported folder; the newest run by default.
+        checkpoint: a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub; by
+            default the newest run.
         text: what the model reads, at most its context length.
         output: the folder for the pictures, new or empty.
         device: where the model runs; auto takes a GPU if there is one.

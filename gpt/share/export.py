@@ -31,7 +31,8 @@ def export_weights(
     """Write a model in a form that another program can load, or as one file that any browser can run.
 
     Args:
-        checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
+        checkpoint: a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub; by
+            default the newest run.
         output: the folder to write, new or empty, by default `exported`; for html the file, by default
             `exported.html`.
         format: hf is for transformers and gguf for llama.cpp, each with the tokenizer. nanogpt is a ckpt.pt
