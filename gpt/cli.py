@@ -144,6 +144,8 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
         for option, value in given.items():
             if value is not None and _is_path(hints[option]):
                 given[option] = Path(value)
+            if isinstance(value, str) and _kind_of(hints[option])[1]:  # of a file for --config
+                given[option] = [value]
         output = function(**given)
         if isinstance(output, Path):
             print(output)  # so that another command can use it
@@ -255,7 +257,7 @@ def _kind_of(hint: object) -> tuple[object, bool]:
     """
     kinds = (*get_args(hint), hint)
     if list[str] in kinds:
-        return _text, True
+        return _texts, True
     return (_text if str in kinds or Path in kinds else hint), False
 
 
@@ -265,14 +267,26 @@ class _Text:
     jsonargparse would read a `str` as YAML, which has to be valid UTF-8.
     """
 
-    def __call__(self, typed: str) -> str:
+    def __call__(self, typed: object) -> object:
         return str(typed)
 
     def __repr__(self) -> str:
         return "text"  # in the help
 
 
+class _Texts(_Text):
+    """The type of a value of an option that takes several texts; a file for --config may list them."""
+
+    def __call__(self, typed: object) -> object:
+        if not isinstance(typed, list):
+            return str(typed)
+        if None in typed:
+            raise ValueError("expected a list of text, got null in it")
+        return [str(text) for text in typed]
+
+
 _text = _Text()
+_texts = _Texts()
 
 
 def _is_path(hint: object) -> bool:

@@ -204,3 +204,30 @@ def test_null_in_a_template_is_refused(workplace, refusal):
 def test_null_in_a_config_is_taken_where_no_value_is_needed(workplace, refusal):
     (workplace / "null.yaml").write_text("checkpoint: null\ntop_k: null\nstop: null\n", "utf-8")
     assert "no checkpoint under runs/" in refusal("generate --config null.yaml")
+
+
+@pytest.mark.parametrize(
+    ("written", "typed", "expected"),
+    [("[a, b]", "", ["a", "b"]), ("ab", "", ["ab"]), ("[a]", "[x]", ["a", "[x]"]), ("[7]", "", ["7"])],
+)
+def test_several_texts_of_a_config_stay_apart(written, typed, expected, workplace, monkeypatch):
+    import gpt.generation.write
+
+    def write(stop: list[str] | None = None) -> None:
+        """Keep what it is given.
+
+        Args:
+            stop: texts.
+        """
+        given.append(stop)
+
+    given: list[object] = []
+    monkeypatch.setattr(gpt.generation.write, "write", write)
+    (workplace / "stop.yaml").write_text(f"stop: {written}", "utf-8")
+    assert main(["generate", "--config", "stop.yaml", *(["--stop", typed] if typed else [])]) == 0
+    assert given == [expected]
+
+
+def test_null_among_the_texts_of_a_config_is_refused(workplace, refusal):
+    (workplace / "stop.yaml").write_text("stop: [a, null]", "utf-8")
+    assert "expected a list of text, got null in it" in refusal("generate --config stop.yaml")
