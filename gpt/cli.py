@@ -12,16 +12,17 @@ from dataclasses import is_dataclass
 from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name
+from types import NoneType
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpt.cores import limit_threads
 from gpt.errors import InputError, did_you_mean
 from gpt.home import ensure_home
 from gpt.imports import importing
-from gpt.plain import check_options, values_in, with_first
+from gpt.plain import check_options, kind_in_words, values_in, with_first
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentParser, Namespace
 
 # For each command: its MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
 # function's typed parameters are the options, and its docstring is their help. Commands in `OWN_PARSERS`
@@ -63,7 +64,8 @@ Train a small GPT on your own text and generate text with it:
 commands:
 {}
 
-'gpt COMMAND --help' lists the options of a command, with an example."""
+'gpt COMMAND --help' lists the options of a command, with an example.
+'gpt --version' prints the version."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,7 +133,9 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
         spelled = _spell_out(arguments, function)
         _check_names(spelled, function)
         try:
-            options = parser.instantiate(parser.parse_args(spelled))
+            parsed = parser.parse_args(spelled)
+            _check_not_null(parsed, function)
+            options = parser.instantiate(parsed)
         except jsonargparse.ArgumentError:
             _check_values(spelled, parser, function)
             raise
@@ -140,6 +144,8 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
         for option, value in given.items():
             if value is not None and _is_path(hints[option]):
                 given[option] = Path(value)
+            if isinstance(value, str) and _kind_of(hints[option])[1]:  # of a file for --config
+                given[option] = [value]
         output = function(**given)
         if isinstance(output, Path):
             print(output)  # so that another command can use it
@@ -176,6 +182,19 @@ def _check_values(arguments: list[str], parser: "ArgumentParser", function: Call
     kinds = {option: _kind_of(hint) for option, hint in get_type_hints(function).items()}
     typed = {option: kind for option, (kind, several) in kinds.items() if kind is not _text and not several}
     check_options(parser, arguments, typed)
+
+
+def _check_not_null(parsed: "Namespace", function: Callable[..., object]) -> None:
+    """Raise InputError for an option that is null in a file for --config, if it needs a value.
+
+    jsonargparse takes null for an option of any type.
+    """
+    for option in inspect.signature(function).parameters:
+        hint = get_type_hints(function)[option]
+        if parsed[option] is None and NoneType not in get_args(hint):
+            kind, _ = _kind_of(hint)
+            expected = "a mapping" if is_dataclass(kind) else kind_in_words(kind)
+            raise InputError(f"--{option}: expected {expected}, got null")
 
 
 def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
@@ -238,7 +257,7 @@ def _kind_of(hint: object) -> tuple[object, bool]:
     """
     kinds = (*get_args(hint), hint)
     if list[str] in kinds:
-        return _text, True
+        return _texts, True
     return (_text if str in kinds or Path in kinds else hint), False
 
 
@@ -248,14 +267,26 @@ class _Text:
     jsonargparse would read a `str` as YAML, which has to be valid UTF-8.
     """
 
-    def __call__(self, typed: str) -> str:
+    def __call__(self, typed: object) -> object:
         return str(typed)
 
     def __repr__(self) -> str:
         return "text"  # in the help
 
 
+class _Texts(_Text):
+    """The type of a value of an option that takes several texts; a file for --config may list them."""
+
+    def __call__(self, typed: object) -> object:
+        if not isinstance(typed, list):
+            return str(typed)
+        if None in typed:
+            raise ValueError("expected a list of text, got null in it")
+        return [str(text) for text in typed]
+
+
 _text = _Text()
+_texts = _Texts()
 
 
 def _is_path(hint: object) -> bool:

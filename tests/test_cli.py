@@ -75,6 +75,7 @@ def test_the_help_lists_every_command_and_the_version_is_printed(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert "\n'gpt --version' prints the version.\n" in out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("gpt 0.")
 
@@ -172,3 +173,61 @@ def test_several_runs_are_words_and_a_flag_stands_alone(capsys):
     assert printed_options(capsys, "plot", "a", "b", "--x", "tokens")["runs"] == ["a", "b"]
     options = printed_options(capsys, "generate", "--interactive", "--show_copied")
     assert options["interactive"] is options["show_copied"] is True
+
+
+# Options that need a value, each with its type.
+NULL = {
+    "generate": {"prompt": "text", "num_samples": "int", "interactive": "bool"},
+    "serve": {"host": "text"},
+    "plot x": {"output": "text"},
+    "attention": {"text": "text"},
+    "prepare text.txt": {"template": "a mapping"},
+    "export": {"format": "one of 'hf', 'nanogpt', 'book', 'gguf', 'html'"},
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "kind"),
+    [(command, option, kind) for command, kinds in NULL.items() for option, kind in kinds.items()],
+)
+def test_null_in_a_config_is_refused_where_a_value_is_needed(command, option, kind, workplace, refusal):
+    (workplace / "null.yaml").write_text(f"{option}: null", "utf-8")
+    told = refusal(f"{command} --config null.yaml")
+    assert told == f"gpt {command.split()[0]}: --{option}: expected {kind}, got null\n"
+
+
+def test_null_in_a_template_is_refused(workplace, refusal):
+    (workplace / "null.yaml").write_text("template: {user: null}", "utf-8")
+    assert "the template's user must be a text" in refusal("prepare text.txt --config null.yaml")
+
+
+def test_null_in_a_config_is_taken_where_no_value_is_needed(workplace, refusal):
+    (workplace / "null.yaml").write_text("checkpoint: null\ntop_k: null\nstop: null\n", "utf-8")
+    assert "no checkpoint under runs/" in refusal("generate --config null.yaml")
+
+
+@pytest.mark.parametrize(
+    ("written", "typed", "expected"),
+    [("[a, b]", "", ["a", "b"]), ("ab", "", ["ab"]), ("[a]", "[x]", ["a", "[x]"]), ("[7]", "", ["7"])],
+)
+def test_several_texts_of_a_config_stay_apart(written, typed, expected, workplace, monkeypatch):
+    import gpt.generation.write
+
+    def write(stop: list[str] | None = None) -> None:
+        """Keep what it is given.
+
+        Args:
+            stop: texts.
+        """
+        given.append(stop)
+
+    given: list[object] = []
+    monkeypatch.setattr(gpt.generation.write, "write", write)
+    (workplace / "stop.yaml").write_text(f"stop: {written}", "utf-8")
+    assert main(["generate", "--config", "stop.yaml", *(["--stop", typed] if typed else [])]) == 0
+    assert given == [expected]
+
+
+def test_null_among_the_texts_of_a_config_is_refused(workplace, refusal):
+    (workplace / "stop.yaml").write_text("stop: [a, null]", "utf-8")
+    assert "expected a list of text, got null in it" in refusal("generate --config stop.yaml")

@@ -54,3 +54,19 @@ def test_options_that_a_command_does_not_use_are_left_out(capsys):
     validate = help_of(capsys, "validate")
     assert "--ckpt_path" not in fit and "--ckpt_path" in validate
     assert "--model.optimizer.lr" in fit and "--model.optimizer.lr" not in validate
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "attention", "serve", "export"])
+def test_every_command_says_alike_what_a_checkpoint_may_be(command, capsys):
+    words = " ".join(help_of(capsys, command).split())
+    kinds = "a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub"
+    assert f"--checkpoint CHECKPOINT {kinds}; by default the newest run" in words
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate", "prepare"])
+def test_every_command_says_alike_what_a_text_may_be(command, capsys):
+    words = " ".join(help_of(capsys, command).split())
+    kinds = (
+        "a text file, a folder, a pattern, a URL, a corpus file (.yaml), a prepared folder, a name of `data/`"
+    )
+    assert f"{kinds}, or OWNER/NAME on the hub" in words

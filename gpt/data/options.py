@@ -12,7 +12,8 @@ class DataOptions:
     """The text that a run reads, and its batches. Raises InputError for a value out of its range."""
 
     corpus: str = "python-docs"
-    """A text file, a folder, a pattern, `OWNER/NAME` on the hub, a prepared folder, or a name of `data/`.
+    """A text file, a folder, a pattern, a URL, a corpus file (.yaml), a prepared folder, a name of
+    `data/`, or OWNER/NAME on the hub.
     Elsewhere: dataset, train_file, text, data, corpus."""
     batch_size: int = 12
     """Windows in a batch on each process. With `tokens_per_update`, the largest number allowed.

@@ -50,7 +50,8 @@ def prepare(
     If the files exist already, they are not written again.
 
     Args:
-        corpus: a file, folder, pattern, URL or prepared folder, a name of `data/`, or OWNER/NAME on the hub.
+        corpus: a text file, a folder, a pattern, a URL, a corpus file (.yaml), a prepared folder, a name of
+            `data/`, or OWNER/NAME on the hub.
         output: the folder to write; by default one in the cache, named by text, tokenizer and options.
         vocabulary: gpt2, gpt2:SIZE (GPT-2's first SIZE tokens), learn:SIZE (learn at most SIZE tokens from
             the training text), learn (at most `vocab_size` tokens) or a tokenizer.json file; by default

@@ -56,8 +56,10 @@ def evaluate(
     With --choices, print how often the likeliest label is the right one.
 
     Args:
-        checkpoint: a checkpoint, a run, or what gpt import reads; the newest run by default.
-        data: a text file, a folder, a prepared folder or a name of `data/`.
+        checkpoint: a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub; by
+            default the newest run.
+        data: a text file, a folder, a pattern, a URL, a corpus file (.yaml), a prepared folder, a name of
+            `data/`, or OWNER/NAME on the hub.
         split: train or val. A prepared folder has both, and val is the default. Any other text is scored
             whole by default; with a split, only the part that gpt fit would train on or hold out.
         val_fraction: as in gpt fit, for a text that is not prepared, if split is given.

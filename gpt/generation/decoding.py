@@ -40,11 +40,23 @@ _POSITIONS = 4  # how many positions are compared, the last ones of each text
 _LEAST_CONTEXT = _POSITIONS + 2  # tokens; in a shorter context nothing can be compared
 _LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
 _WORK = 400_000_000
-# How the texts are read. Each pair is a read: how many tokens stay unread after it, and how many logits it
-# gives. The program's bits do not depend on this, so one read is enough. A cache is tested with a prompt, a
-# chunk and a single token.
-_AT_ONCE = ((0, _POSITIONS),)
-_IN_PARTS = ((_POSITIONS, 1), (1, _POSITIONS - 1), (0, 1))
+
+
+class _Part(NamedTuple):
+    """A read of the texts that are compared."""
+
+    unread: int  # how many tokens stay unread after it
+    logits: int  # how many it gives, those of its last tokens
+
+
+# How the texts are read. The program's bits do not depend on this, so one read is enough. A cache is tested
+# with a prompt, a chunk and a single token.
+_AT_ONCE = (_Part(unread=0, logits=_POSITIONS),)
+_IN_PARTS = (
+    _Part(unread=_POSITIONS, logits=1),
+    _Part(unread=1, logits=_POSITIONS - 1),
+    _Part(unread=0, logits=1),
+)
 # How much logits may differ: root mean square of the difference, relative to that of the logits. Measured:
 # 3e-6 between float32 kernels, 0.034 between bfloat16 kernels, up to 0.09 between them and the products of
 # int8 or int4. Another activation function gives 0.07 and more.
@@ -210,17 +222,17 @@ class _Texts:
         is_exact = forward.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         self.tolerance = EXACT if is_exact else _ROUNDED
 
-    def check(self, backend: Backend, parts: Sequence[tuple[int, int]], tolerance: float) -> None:
+    def check(self, backend: Backend, parts: Sequence[_Part], tolerance: float) -> None:
         """Read the texts in parts. Raises ValueError if the last logits are not those expected."""
         texts = self.texts
         cache = Cache(self.config, backend.like)
         cache.reserve(len(texts), len(texts[0]))
         logits = []
         held = [0] * len(texts)
-        for unread, scored in parts:
-            ends = [len(text) - unread for text in texts]
-            reads = [Read(row, text[: ends[row]], held[row], scored) for row, text in enumerate(texts)]
-            logits.append(backend.read(reads, cache).view(len(texts), scored, -1))
+        for part in parts:
+            ends = [len(text) - part.unread for text in texts]
+            reads = [Read(row, text[: ends[row]], held[row], part.logits) for row, text in enumerate(texts)]
+            logits.append(backend.read(reads, cache).view(len(texts), part.logits, -1))
             held = ends
         error = torch.cat(logits, dim=1)[:, -_POSITIONS:] - self.expected
         difference = error.square().mean().sqrt() / self.expected.square().mean().sqrt()
@@ -234,6 +246,7 @@ def texts_to_compare(model: GPT) -> Tensor:
     Each has at least `_LENGTH` tokens, if the context is long enough.
     """
     length = min(model.config.context_length, max(_LENGTH, _WORK // model.num_parameters()))
+    # 7919 is a prime. Where it does not divide vocab_size, no id comes again before all others have come.
     return (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
 
 

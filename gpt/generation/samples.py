@@ -73,6 +73,21 @@ def window_start(length: int, context_length: int) -> int:
 class Sample:
     """Sample `k` of a request: a text that is being written. It has a row in the cache once it runs.
 
+    Its phases, in order. Only a sample whose prompt has a word to draw (`search` is set) has the second and
+    the third.
+
+    1. Read the prompt, while `unread` > 0: `take` moves `read` and sets `logits`, and `scores` if they are
+       asked for.
+    2. Read paths, while `unread` is 0 and `path` is not None: `take` gives their logits to `search`, and
+       `read` stays.
+    3. Draw the word, once: `draw_word` sets `spelling` and adds its tokens to `tokens` and the prompt. They
+       are read as in phase 1. If the word ends inside a new token, that is `first`.
+    4. Draw tokens, while `is_settled`: when `unread` is 0, `add` appends `first` or a token drawn from
+       `logits`, and it is read as in phase 1. The token that sets `finished` ends the sample.
+
+    `end` sets `finished` in any phase. A sample that copies a twin of the same prompt begins with only the
+    prompt's last token unread, and with the twin's `search`.
+
     Only the last window of a prompt is read. If the prompt's tokens are to be scored, all windows are read.
 
     Its fields change by its methods only. The engine asks for the next `part` to read and gives it to `take`;

@@ -40,7 +40,8 @@ def write(
     """Print text that follows a prompt while it is generated.
 
     Args:
-        checkpoint: a checkpoint, a run's folder or an exported folder; the newest run if left out.
+        checkpoint: a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub; by
+            default the newest run.
         prompt: the beginning of the text; an empty one starts a new document. In a chat, the system message.
         interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier prompts; Ctrl-C ends a text.
             A model that was tuned on examples holds a chat. It remembers the first sample of each reply.

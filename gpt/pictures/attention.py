@@ -4,7 +4,6 @@ Shapes: L layers, H heads, T tokens.
 """
 
 import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from gpt.attention.capture import capture_weights
 from gpt.errors import InputError
 from gpt.files import check_free
 from gpt.model import GPT
-from gpt.pictures.figures import save, token_label
+from gpt.pictures.figures import drawable, save, token_label
 from gpt.progress import progress
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, load
@@ -41,7 +40,8 @@ def attention_maps(
     all layers and heads side by side.
 
     Args:
-        checkpoint: a checkpoint file, a run folder or an imported folder; the newest run by default.
+        checkpoint: a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub; by
+            default the newest run.
         text: what the model reads, at most its context length.
         output: the folder for the pictures, new or empty.
         device: where the model runs; auto takes a GPU if there is one.
@@ -49,7 +49,10 @@ def attention_maps(
     check_free(output)
     weights, labels = attention_weights(*load(checkpoint, device), text)
     num_layers, num_heads = weights.shape[:2]
-    begin = textwrap.shorten(text, min(60, 10 * num_heads), placeholder="…")  # more heads, wider picture
+    begin = drawable(" ".join(text.split()))
+    most = min(60, 10 * num_heads)  # more heads, wider picture
+    if len(begin) > most:
+        begin = f"{begin[: most - 1]}…"
     save(overview(weights, labels, f'Attention in "{begin}"'), output / "overview.png")
     with progress("drawing", num_layers * num_heads, unit="pictures") as advance:
         for i, j in np.ndindex(num_layers, num_heads):

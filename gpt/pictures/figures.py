@@ -33,6 +33,11 @@ def token_label(token: bytes) -> str:
         text = token.decode("utf-8").translate(_VISIBLE)
     except UnicodeDecodeError:
         return token.hex(" ")
+    return drawable(text)
+
+
+def drawable(text: str) -> str:
+    """Return a text with the code point in place of each character that the font lacks."""
     return "".join(letter if _can_draw(letter) else f"U+{ord(letter):04X}" for letter in text)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gpt.errors import InputError
 from gpt.files import check_free
-from gpt.pictures.figures import save
+from gpt.pictures.figures import drawable, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ def _labels(run: Metrics, held_out_loss: list[float], alone: bool) -> tuple[str 
     last = f": {held_out_loss[-1]:.3f}" if held_out_loss else ""
     if alone:
         return "training loss", f"held-out loss{last}"
-    return None, run.name.replace("$", r"\$") + last
+    return None, drawable(run.name).replace("$", r"\$") + last
 
 
 def short(value: float, _: object = None) -> str:

@@ -219,6 +219,8 @@ class _Service:
         form = CompletionRequest.model_validate_json(body)
         if form.logprobs is not None:
             raise InputError("logprobs are for completions: a chat has none")
+        if form.echo:
+            raise InputError("echo is for completions: a chat has none")
         form.messages = form.messages or []
         return await self.answer(form, body, request, chat=True)
 

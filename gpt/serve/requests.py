@@ -1,11 +1,11 @@
 """The bodies of requests, and the log-probabilities of a completion, in OpenAI's form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import accumulate
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from gpt.errors import InputError
@@ -21,6 +21,29 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Count], Field(fail_fast=True)]
 Stop = Annotated[str, Field(max_length=256)]
 _PROMPTS = Field(max_length=1024, fail_fast=True)
+
+
+def _by_kind(kind: Callable[[object], str | None], expected: str) -> Discriminator:
+    """Choose one type of a union by the tag that `kind` gives a value; None if it suits none of them.
+
+    Otherwise pydantic would try all types, and an error would not say which of their complaints is the cause.
+    """
+    return Discriminator(kind, custom_error_type="kind", custom_error_message=f"expected {expected}")
+
+
+def _text_or_list(value: object) -> str | None:
+    if isinstance(value, list):
+        return "list"
+    return "text" if isinstance(value, str) else None
+
+
+def _kind_of_prompt(value: object) -> str | None:
+    """Return the tag of a prompt's type. The first item of a list decides."""
+    if not isinstance(value, list):
+        return _text_or_list(value)
+    if value and not isinstance(value[0], str):
+        return "lists" if isinstance(value[0], list) else "ids"
+    return "texts"
 
 
 class _Form(BaseModel):
@@ -39,7 +62,13 @@ class _Message(BaseModel):
     """
 
     role: str
-    content: str | Annotated[list[_Text], _PROMPTS] | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[list[_Text], _PROMPTS, Tag("list")],
+            _by_kind(_text_or_list, "a text or a list of parts"),
+        ]
+        | None
+    ) = None
 
     def plain(self) -> dict[str, str]:
         """Return the message in the form of a template. `developer` is a newer name of the role `system`."""
@@ -49,7 +78,13 @@ class _Message(BaseModel):
 
 
 class _Prompted(_Form):
-    prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS] = ""
+    prompt: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[str], _PROMPTS, Tag("texts")]
+        | Annotated[Ids, Tag("ids")]
+        | Annotated[list[Ids], _PROMPTS, Tag("lists")],
+        _by_kind(_kind_of_prompt, "a text, a list of texts, a list of ids or a list of such lists"),
+    ] = ""
     messages: Annotated[list[_Message], _PROMPTS] | None = None  # a chat's messages, instead of a prompt
     snapshot: Natural | None = None  # the step of the snapshot that answers; None: the served model
 
@@ -57,10 +92,12 @@ class _Prompted(_Form):
         """Return the tokens of each prompt, at least one each.
 
         `prompt` has one or several prompts, as text or ids. With `heal`, the last word of a text may get
-        other tokens. Raises InputError for a chat without a template, a chat whose last message is the
-        assistant's, an empty list, and an unknown id.
+        other tokens. Raises InputError for a chat without a template or beside a prompt, a chat whose last
+        message is the assistant's, an empty list, and an unknown id.
         """
         if self.messages is not None:
+            if self.prompt:
+                raise InputError("prompt: a chat has messages instead, leave it out")
             if template is None:
                 raise InputError("the model was not tuned on examples: it has no template for a chat")
             messages = [message.plain() for message in self.messages]
@@ -153,7 +190,14 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
     stream_options: dict[str, bool | None] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
     echo: bool | None = False
-    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
+    stop: (
+        Annotated[
+            Annotated[Stop, Tag("text")]
+            | Annotated[list[Stop], Field(max_length=16, fail_fast=True), Tag("list")],
+            _by_kind(_text_or_list, "a text or a list of texts"),
+        ]
+        | None
+    ) = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
 
     top_k: Count | None = None

@@ -35,7 +35,8 @@ def serve(
     """Serve a model over HTTP: completions and chats in OpenAI's form, and a page at /.
 
     Args:
-        checkpoint: a checkpoint, a run's folder or an exported folder; the newest run if left out.
+        checkpoint: a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub; by
+            default the newest run.
         host: the address to listen on; 0.0.0.0 lets other machines in.
         port: the port to listen on.
         name: what clients call the model; the checkpoint's name if left out.

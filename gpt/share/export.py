@@ -1,5 +1,6 @@
 """`gpt export`: write a model for other programs, or as a page for people who have no such program."""
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -15,33 +16,45 @@ from gpt.weights.formats.table import check_known
 from gpt.weights.load import StoredModel, find, read_weights
 from gpt.weights.runs import model_name, run_of, snapshots_of
 
+_MEGABYTES = 8.0  # of snapshots, by default
+
 
 def export_weights(
     checkpoint: str | None = None,
     output: Path | None = None,
     format: Literal[FolderFormat, "html"] = "hf",
     push: str | None = None,
-    precision: PagePrecision = "int8",
-    snapshot_megabytes: float = 8,
+    precision: PagePrecision | None = None,
+    snapshot_megabytes: float | None = None,
     with_text: bool = False,
 ) -> None:
     """Write a model in a form that another program can load, or as one file that any browser can run.
 
     Args:
-        checkpoint: a checkpoint, a run's folder or an imported folder; the newest run by default.
+        checkpoint: a run, a checkpoint, an exported or imported folder, gpt2 or OWNER/NAME on the hub; by
+            default the newest run.
         output: the folder to write, new or empty, by default `exported`; for html the file, by default
             `exported.html`.
         format: hf is for transformers and gguf for llama.cpp, each with the tokenizer. nanogpt is a ckpt.pt
             for nanoGPT's sample.py. book is the state dict and configuration of the book's GPTModel. html is
             a page with the model in it.
         push: OWNER/NAME on the Hugging Face hub, to upload the folder to; log in before with `hf auth login`.
-        precision: for html: the precision of the weights in the page.
-        snapshot_megabytes: for html: the maximum space in the page for snapshots of the run, in MB. A slider
-            shows them. 0 leaves them out.
+        precision: for html: the precision of the weights in the page, by default int8.
+        snapshot_megabytes: for html: the maximum space in the page for snapshots of the run, in MB, by
+            default 8. A slider shows them. 0 leaves them out.
         with_text: for html: store the training text too, so that the page marks passages that are copied from
             it.
     """
     check_least(0, snapshot_megabytes=snapshot_megabytes)
+    if snapshot_megabytes is not None and not math.isfinite(snapshot_megabytes):
+        raise InputError(f"--snapshot_megabytes: expected a finite number, got {snapshot_megabytes}")
+    if format != "html":
+        _check_not_given(
+            format,
+            precision=precision,
+            snapshot_megabytes=snapshot_megabytes,
+            with_text=with_text or None,
+        )
     if output is None:
         output = Path("exported.html" if format == "html" else "exported")
     check_free(output)
@@ -58,7 +71,15 @@ def export_weights(
     text = training_text(run, stored.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
     name = model_name(checkpoint, path)
-    print(write(output, stored, name, precision, snapshots, text, snapshot_megabytes, state))
+    megabytes = _MEGABYTES if snapshot_megabytes is None else snapshot_megabytes
+    print(write(output, stored, name, precision or "int8", snapshots, text, megabytes, state))
+
+
+def _check_not_given(format: FolderFormat, **html_only: object) -> None:
+    """Raise InputError, which names the option, if one that only html has is not None."""
+    for option, value in html_only.items():
+        if value is not None:
+            raise InputError(f"--{option}: expected only with --format html, got {format}; leave it out")
 
 
 def _check_arithmetic(stored: StoredModel) -> None:

@@ -48,11 +48,11 @@ def write(
     """
     data, tensors = _packed(stored.weights, precision)
     chosen = list(snapshots)
-    most = int(megabytes * 750_000 / len(data))  # base64 has 4 bytes for 3
+    most = megabytes * 750_000 / len(data)  # base64 has 4 bytes for 3
     while len(chosen) > max(most, 2):
         del chosen[most_crowded(chosen)]
     models: list[dict[str, float | None]] = [{"step": None}]
-    for step, loss, file in chosen if most > 1 else []:
+    for step, loss, file in chosen if most >= 2 else []:
         models.append({"step": step, "loss": loss if math.isfinite(loss) else None})
         data += _packed(read_weights(file).cropped().weights, precision)[0]
     # gzip detects damage, and makes int8 weights a little smaller.

@@ -40,7 +40,7 @@ class Template:
 
     def __post_init__(self) -> None:
         for role, text in vars(self).items():
-            parts = text.split(PLACE)
+            parts = text.split(PLACE) if isinstance(text, str) else []  # a file may have null
             if len(parts) != 2 or (role == "assistant" and parts[1]) or len(text) > _LONGEST:
                 rule = f"must be a text with one {PLACE}, the assistant's at its end"
                 raise InputError(f"the template's {role} {rule}, got {shown(text)}")

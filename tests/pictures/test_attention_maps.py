@@ -81,3 +81,13 @@ def test_bad_input_writes_nothing(text, message, loaded, tmp_path):
     with pytest.raises(InputError, match=message):
         attention_maps(text=text, output=tmp_path / "maps")
     assert not (tmp_path / "maps").exists()
+
+
+def test_a_title_has_code_points_for_characters_that_the_font_lacks(loaded, tmp_path, monkeypatch):
+    """matplotlib's warning of a missing glyph fails the test."""
+    titles = []
+    draw = gpt.pictures.attention.overview
+    monkeypatch.setattr(gpt.pictures.attention, "overview", lambda *it: titles.append(it[2]) or draw(*it))
+    attention_maps("run", "to\n世 \N{FOX FACE}", tmp_path / "maps")
+    attention_maps("run", "世界世界世界", tmp_path / "more")
+    assert titles == ['Attention in "to U+4E16 U+1F98A"', 'Attention in "U+4E16U+754CU+4E16U+754CU+4E1…"']

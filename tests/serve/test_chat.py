@@ -47,7 +47,8 @@ def test_what_clients_send_besides_changes_nothing():
         "tools": [TOOL], "functions": [TOOL["function"]], "tool_choice": "auto",
         "prompt_cache_options": {"ttl": "30m"}, "logit_bias": {}, "response_format": {"type": "text"},
         "modalities": ["text"], "n": None, "stop": "", "seed": None, "top_logprobs": None,
-        "presence_penalty": 0.0, "frequency_penalty": 0, "best_of": 1, "suffix": "",
+        "presence_penalty": 0.0, "frequency_penalty": 0, "best_of": 1, "suffix": "", "echo": False,
+        "prompt": "",
     }  # fmt: skip
     assert choice_of(chat(**asked, **sent)) == choice_of(chat(**asked))
 
@@ -69,10 +70,17 @@ def test_the_stream_adds_up_to_the_reply():
     [
         ({"messages": []}, "expected a list of messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "message 1 has the role 'tool'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.list.0.type: Input should be 'text'",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, "content: expected a text or a list of parts"),
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
         ({"template": None}, "has no template for a chat"),
         ({"logprobs": True}, "a chat has none"),
+        ({"echo": True}, "echo is for completions: a chat has none"),
+        ({"prompt": "Hi"}, "prompt: a chat has messages instead, leave it out"),
+        ({"prompt": [65], "messages": None}, "prompt: a chat has messages instead, leave it out"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: "),
         ({"function_call": {"name": "search_notes"}}, "function_call: "),
         ({"response_format": {"type": "json_object"}}, "response_format"),

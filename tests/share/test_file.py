@@ -105,3 +105,30 @@ def test_the_command_refuses_what_it_cannot_write(place, refusal, monkeypatch):
     error = refusal(f"{EXPORT} --output large.html")
     assert "MB, more than 0" in error and "--snapshot_megabytes 0" in error
     assert not (place / "large.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("format", "option"),
+    [
+        ("hf", "--precision int8"),  # the page's default, but not what hf would write
+        ("gguf", "--precision float16"),
+        ("nanogpt", "--snapshot_megabytes 8"),
+        ("book", "--with_text"),
+    ],
+)
+def test_other_formats_refuse_the_options_of_html(format, option, place, refusal):
+    told = refusal(f"export runs/mine --format {format} {option}")
+    name = option.split()[0]
+    assert told == f"gpt export: {name}: expected only with --format html, got {format}; leave it out\n"
+    assert not (place / "exported").exists()
+
+
+@pytest.mark.parametrize("megabytes", [".inf", "1e400"])
+def test_megabytes_that_are_not_finite_are_refused(megabytes, place, refusal):
+    told = refusal(f"{EXPORT} --snapshot_megabytes {megabytes}")
+    assert "--snapshot_megabytes: expected a finite number, got inf" in told
+    assert not (place / "exported.html").exists()
+
+
+def test_any_finite_number_of_megabytes_is_taken(place):
+    assert gpt(f"{EXPORT} --snapshot_megabytes 1e308") == 0
