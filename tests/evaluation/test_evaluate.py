@@ -65,7 +65,7 @@ def test_with_isolate_the_loss_is_that_of_validation(config, tmp_path):
         return sum(nats.sum() for nats, _ in windows) / data.prepared.counts["val"].scored_tokens
 
     assert nats_per_token(True) == pytest.approx(measured["val_loss"], rel=1e-5)
-    assert nats_per_token(False) != pytest.approx(measured["val_loss"], rel=1e-3)
+    assert nats_per_token(False) != pytest.approx(measured["val_loss"], rel=1e-4)
 
 
 def test_a_uniform_model_by_hand(config, tmp_path):

@@ -89,14 +89,14 @@ def test_a_resumed_run_goes_on_with_the_record_of_its_logger(wandb):
     assert first.id == resumed.id != other.id
 
 
-def test_a_logger_that_cannot_start_leaves_a_finished_run_as_it_is(workplace, monkeypatch, refusal):
+def test_a_logger_that_cannot_start_leaves_a_finished_run_as_it_is(workplace, monkeypatch, capsys):
     def without_key(*_, **__):
         raise ValueError("No API key configured")
 
     assert fit(SHORT) == 0
     monkeypatch.setattr(record, "WandbLogger", without_key)
-    err = refusal("fit --resume runs/r --trainer.max_steps 6 --trainer.logger wandb")
-    assert "the logger wandb cannot start: No API key configured" in err
+    assert gpt("fit --resume runs/r --trainer.max_steps 6 --trainer.logger wandb") == 2
+    assert "the logger wandb cannot start: No API key configured" in capsys.readouterr().err
     assert summary("r")["steps"] == 4
 
 

@@ -126,7 +126,7 @@ builtins.__import__ = importing
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_validation_as_it_ends_training(number, expected, whole, workplace):
+def test_a_signal_ends_a_validation_as_it_ends_training(number, expected, mine):
     """Lightning by itself ends with status 1 or, for SIGTERM, with 0 as if all were well."""
     code = f"""
 import os
@@ -137,5 +137,5 @@ def signalled(*given):
     return score(*given)
 LanguageModel.validation_step = signalled
 """
-    with forked(["validate", "--ckpt_path", str(whole)], code=code) as process:
+    with forked(["validate", "--ckpt_path", str(mine)], code=code) as process:
         assert status(process, timeout=60) == expected
