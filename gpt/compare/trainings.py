@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpt.compare.variants import Variant, slug
 from gpt.data.find import named_corpus
+from gpt.data.folders import is_pattern
 from gpt.plain import JsonObject
 
 _SOURCE_FILES = (".py", ".cpp", ".json")
@@ -47,8 +48,7 @@ class Text:
     @classmethod
     def of(cls, name: str, options: tuple[str, ...] = ()) -> "Text":
         """Build the text that a command line names: a file, folder, pattern, corpus file or hub name."""
-        is_pattern = "://" not in name and any(mark in name for mark in "*?[")
-        is_path = is_pattern or os.path.exists(name)
+        is_path = os.path.exists(name) or (is_pattern(name) and "://" not in name)
         return cls(Path(name).stem if is_path else name, os.path.abspath(name) if is_path else name, options)
 
     @cached_property

@@ -52,11 +52,11 @@ def check_exists(name: str) -> None:
     path = Path(name)
     is_here = bool(name) and path.exists()
     is_on_hub = is_hub_name(name) and not has_file_ending(name)
-    if is_here or "://" in name or is_pattern(name) or name in recipes() or is_on_hub:
+    if is_here or "://" in name or is_pattern(name) or name in shipped_corpora() or is_on_hub:
         return
     expected = (
         ": expected a text file, a folder, a pattern, a URL, OWNER/NAME of the hub, or one of the corpora "
-        f"{', '.join(recipes())}"
+        f"{', '.join(shipped_corpora())}"
     )
     raise InputError(f"no corpus {name!r}{_suggestion(path) or expected}")
 
@@ -73,8 +73,8 @@ def named_corpus(name: str) -> Corpus:
         raise InputError(f"{name} is a {kind}: write what it gives to a file, and give that")
     if path.is_dir() or is_pattern(name):
         return Corpus(files=find_files(name))
-    if name in recipes():
-        return _read_corpus_file(recipes()[name])
+    if name in shipped_corpora():
+        return _read_corpus_file(shipped_corpora()[name])
     return Corpus(files=(f"hub:{name}",))
 
 
@@ -89,7 +89,7 @@ def _suggestion(path: Path) -> str:
     )
 
 
-def recipes() -> dict[str, Path]:
+def shipped_corpora() -> dict[str, Path]:
     """Return the corpus files that come with the package, by name."""
     return {path.stem: path for path in sorted(shipped("recipes").glob("*.yaml"))}
 

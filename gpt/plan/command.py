@@ -9,6 +9,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from gpt.cores import cores
 from gpt.data.corpus import Corpus
+from gpt.data.options import DataOptions
 from gpt.data.prepare import Reading
 from gpt.data.shards import Prepared, is_prepared
 from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
@@ -122,7 +123,7 @@ def _parser() -> ArgumentParser:
     )
     for name, kind in _PLANNED_AROUND.items():
         kept.add_argument(f"--{name}", type=kind, metavar=value_name(name, kind), help="")
-    parser.set_defaults({"data.corpus": "python-docs"})
+    parser.set_defaults({"data.corpus": DataOptions.corpus})
     return parser
 
 
@@ -151,7 +152,7 @@ class Planner:
         if "batch_size" in kept:  # the option counts the windows of a process, a plan those of all
             kept["batch_size"] *= process_count()
         self._given = Given(**kept)
-        self._name = given.get("data.corpus", "python-docs")
+        self._name = given.get("data.corpus", DataOptions.corpus)
         self._corpus = Prepared(self._name) if is_prepared(self._name) else reading.find(self._name)
         self._vocab_size = _given_vocabulary_size(given)
         self._device = given.get("trainer.accelerator"), given.get("trainer.precision")

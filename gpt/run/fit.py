@@ -123,7 +123,7 @@ def build(origin: Start) -> tuple[Options, LanguageModel, TokenData]:
     if origin.tokenizer is None:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
     precision = trainer.precision or default_precision(trainer.accelerator)
-    devices = trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun
+    devices = trainer.processes
     if trainer.accelerator == "cpu" and devices > cores():
         report(f"{counted(devices, 'process')} on {counted(cores(), 'core')}: each waits for the others")
     trainer = replace(trainer, precision=precision, devices=devices)

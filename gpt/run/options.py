@@ -4,6 +4,7 @@ The docstring below a field is its help, of which `gpt fit --help` shows the fir
 option from there to docs/options.md. "Elsewhere:" lists the names that other programs use for it.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import NamedTuple, get_type_hints
@@ -55,6 +56,11 @@ class TrainerOptions:
     Elsewhere: report_to, callbacks."""
     deterministic: bool = False
     """Make a GPU compute the same bits each time. Rare."""
+
+    @property
+    def processes(self) -> int:
+        """The processes on this machine: as asked for, or as many as torchrun has started."""
+        return self.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "max_epochs"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from gpt.data.find import recipes
+from gpt.data.find import shipped_corpora
 from gpt.data.prepare import prepare_for
 from gpt.data.shards import Prepared, positions_for
 from gpt.data.split import Divided, held_out_bytes
@@ -221,7 +221,7 @@ def _folder_of(resume: str, run: str | None) -> Path | None:
 
 def is_local(name: str) -> bool:
     """Whether a corpus named in a file is plain data on this machine, or a corpus of the package."""
-    if name in recipes():
+    if name in shipped_corpora():
         return True
     path = Path(name)
     return "://" not in name and "::" not in name and path.exists() and path.suffix != ".yaml"
@@ -313,7 +313,7 @@ def _changed(saved: Values, given: Values) -> list[str]:
 def _other_processes(options: Options, written: Values) -> list[str]:
     """Return a line to report if the number of processes, and so the size of an update, has changed."""
     before = written.get("trainer", {}).get("devices") or 1
-    now = options.trainer.devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    now = options.trainer.processes
     if before == now or options.data.tokens_per_update is not None:
         return []
     how = f"for updates of the same size give --trainer.devices {before}, or a larger or smaller batch"

@@ -13,7 +13,7 @@ import yaml
 from corpora import documents, write
 from datasets import load_dataset
 
-from gpt.data.find import find_corpus, recipes
+from gpt.data.find import find_corpus, shipped_corpora
 from gpt.data.prepare import prepare
 from gpt.errors import InputError
 
@@ -102,10 +102,10 @@ def test_a_corpus_file_asks_the_hub_for_its_revision(hub, monkeypatch):
     assert asked == ["v2", None]
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", shipped_corpora())
 def test_corpus_files_describe_themselves_and_what_they_name_stays_what_it_is(name, monkeypatch):
     monkeypatch.setattr("gpt.data.find._download", lambda url, sha256: url)
-    recipe = yaml.safe_load(recipes()[name].read_text("utf-8"))
+    recipe = yaml.safe_load(shipped_corpora()[name].read_text("utf-8"))
     assert {"about", "source", "licence", "size", "corpus"} <= set(recipe)
     corpus = find_corpus(name)
     assert corpus.files
