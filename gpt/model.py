@@ -104,7 +104,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
-        self.register_load_state_dict_post_hook(_tie_weights)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_restore_shared_tensors)  # type: ignore[no-untyped-call]
         self._init_weights()
 
     def forward(
@@ -201,8 +201,8 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def tie_weights(self) -> None:
-        """Share one matrix between token embedding and head, if tied, and one causal mask between all blocks.
+    def restore_shared_tensors(self) -> None:
+        """Share one matrix between token embedding and head, if tied, and one new causal mask between blocks.
 
         It runs after each load of a state dict, because loading may replace tensors (`assign=True`), and
         tensors may have had no values before (`.to_empty`).
@@ -215,6 +215,6 @@ class GPT(nn.Module):
                 module.mask = mask
 
 
-def _tie_weights(module: nn.Module, _: object) -> None:
+def _restore_shared_tensors(module: nn.Module, _: object) -> None:
     assert isinstance(module, GPT)
-    module.tie_weights()
+    module.restore_shared_tensors()

@@ -164,7 +164,7 @@ def _computes_tiny(model: GPT, program: ctypes.CDLL) -> bool:
     try:
         with on_meta():
             tiny = type(model)(config)
-        tiny.float().to_empty(device="cpu").tie_weights()
+        tiny.float().to_empty(device="cpu").restore_shared_tensors()
         generator = torch.Generator().manual_seed(0)
         for parameter in tiny.parameters():
             parameter.normal_(std=_TINY_STD, generator=generator)
