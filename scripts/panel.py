@@ -1,7 +1,7 @@
 """Test up to seven changes of a recipe at once: `python scripts/panel.py BASE vs LEVER vs LEVER ...`.
 
-Each lever, some options of `gpt fit`, is on in half of at most eight recipes, a fractional factorial design.
-Its effect on a text is the mean of the recipes with it less the mean of those without. Every recipe is
+Each lever, some options of `gpt fit`, is on in half of at most eight variants, a fractional factorial design.
+Its effect on a text is the mean of the candidates with it less the mean of those without. Every candidate is
 trained on every text with the same seeds; --kept texts are trained on once, in the end, by the base and by
 all levers together that gained. Finished runs are kept: the same command resumes.
 
@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be in
 
 from gpt.compare.command import ending_at_signals, folder_of, opened
 from gpt.compare.interval import Interval, mean_interval
-from gpt.compare.machine import Machine, Processes, recipes_of, train_all
 from gpt.compare.result import Design, Outcomes, change, percent
-from gpt.compare.trainings import Recipe, Text
+from gpt.compare.runner import Processes, Runner, candidates_of, train_all
+from gpt.compare.trainings import Candidate, Text
 from gpt.compare.variants import OUR_SOURCE, Part, Variant, named_options, split
 from gpt.data.find import find_corpus
 from gpt.errors import InputError, check_least
@@ -42,7 +42,7 @@ BYTES_PER_ID = 225  # of the text for each token of its vocabulary
 MOST_IDS = 8192
 LEAST_GAIN = 0.004  # in the same time, for a lever to be kept
 SHARE_OF_TEXTS = 5 / 6  # that have to gain by it
-# How a recipe's runs differ from the base's: fields of `Change`, and what they are called.
+# How a candidate's runs differ from the base's: fields of `Change`, and what they are called.
 KINDS = {"bits": "in the same steps", "time": "time of a step", "equal_time": "in the same time"}
 # What each text decides, so no lever may.
 OF_TEXTS = ("model.config.vocab_size", "data.vocabulary", "data.most_bytes")
@@ -81,10 +81,10 @@ class Effect:
 
 
 def factorial(levers: int) -> list[tuple[bool, ...]]:
-    """Which levers are on in each recipe, the first with none: each in half, each pair in a quarter.
+    """Which levers are on in each candidate, the first with none: each in half, each pair in a quarter.
 
     Up to three levers all combinations; the further ones are products of the first three, whose signs are
-    such that the base is one of the eight recipes.
+    such that the base is one of the eight candidates.
     """
     rows = []
     for a, b, c in product((-1, 1), repeat=3):
@@ -114,7 +114,7 @@ def parse_levers(words: Sequence[str]) -> tuple[Variant, list[Lever]]:
     return base, levers
 
 
-def recipes(base: Variant, levers: Sequence[Lever]) -> list[Variant]:
+def variants_of(base: Variant, levers: Sequence[Lever]) -> list[Variant]:
     """Those of the design, the base first."""
     return [
         together(base, [lever for lever, is_on in zip(levers, row, strict=True) if is_on])
@@ -141,8 +141,8 @@ def panel_text(name: str) -> Text:
 
 
 def effects(design: Design, outcomes: Outcomes, levers: Sequence[Lever]) -> list[Effect]:
-    """Return the effect of each lever, from the recipes of the design."""
-    changes = [values_of(design, outcomes, recipe) for recipe in design.recipes]
+    """Return the effect of each lever, from the candidates of the design."""
+    changes = [values_of(design, outcomes, candidate) for candidate in design.candidates]
     rows = factorial(len(levers))
     found = []
     for number, lever in enumerate(levers):
@@ -153,16 +153,16 @@ def effects(design: Design, outcomes: Outcomes, levers: Sequence[Lever]) -> list
     return found
 
 
-def values_of(design: Design, outcomes: Outcomes, recipe: Recipe) -> Values:
-    """What a recipe changes on each text, in the mean over seeds; an InputError where it diverged."""
-    found = change(design, outcomes, recipe)
+def values_of(design: Design, outcomes: Outcomes, candidate: Candidate) -> Values:
+    """What a candidate changes on each text, in the mean over seeds; an InputError where it diverged."""
+    found = change(design, outcomes, candidate)
     if found is None:
-        raise InputError(f"{recipe.variant.name} diverged: leave one of its levers out")
+        raise InputError(f"{candidate.variant.name} diverged: leave one of its levers out")
     return {kind: tuple(map(fmean, getattr(found, kind))) for kind in KINDS}
 
 
 def _contrast(with_it: Sequence[Values], without: Sequence[Values], kind: str) -> tuple[float, ...]:
-    """The mean of the recipes with a lever less that of those without, for each text."""
+    """The mean of the candidates with a lever less that of those without, for each text."""
     texts = range(len(without[0][kind]))
     return tuple(
         fmean(values[kind][text] for values in with_it) - fmean(values[kind][text] for values in without)
@@ -197,7 +197,7 @@ def panel(
     seeds: Sequence[int],
     steps: int,
     name: str,
-    machine: Machine,
+    runner: Runner,
 ) -> list[Effect]:
     """Train what is missing, print and return the effects."""
     check_least(2, steps=steps)
@@ -209,16 +209,16 @@ def panel(
     of_texts = tuple(map(panel_text, texts))
     of_kept = tuple(map(panel_text, kept_texts))
     with opened(folder):
-        of_levers = recipes_of(recipes(base, levers), machine)
+        of_levers = candidates_of(variants_of(base, levers), runner)
         design = Design(tuple(of_levers), of_texts, tuple(seeds), steps)
-        found = effects(design, train_all(design.trainings(), folder, machine), levers)
+        found = effects(design, train_all(design.trainings(), folder, runner), levers)
         print("\n".join(lines(found)), flush=True)
         result = {"steps": steps, "texts": texts, "levers": {one.lever.name: one.values for one in found}}
         winners = [effect.lever for effect in found if effect.is_kept]
         if winners and of_kept:
-            pair = recipes_of([base, together(base, winners)], machine)
+            pair = candidates_of([base, together(base, winners)], runner)
             last = Design(tuple(pair), of_kept, tuple(seeds), steps)
-            values = values_of(last, train_all(last.trainings(), folder, machine), pair[1])
+            values = values_of(last, train_all(last.trainings(), folder, runner), pair[1])
             result |= {"kept_texts": kept_texts, "together": values}
             print(f"\n{pair[1].variant.name} on {', '.join(text.name for text in of_kept)}, not seen before:")
             print("\n".join(f"  {label}: {told(values[kind])}" for kind, label in KINDS.items()))
@@ -235,10 +235,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--texts", default=TEXTS, metavar="A,B", help=f"files and recipes, default {TEXTS}")
+    parser.add_argument("--texts", default=TEXTS, metavar="A,B", help=f"files and corpora, default {TEXTS}")
     parser.add_argument("--kept", default="", metavar="C,D", help="texts that only the end uses")
     parser.add_argument("--steps", type=int, default=1500, help="of each run, 1500 by default")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each recipe on each text")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each candidate on each text")
     parser.add_argument("--first_seed", type=int, default=1337, help="the others follow it")
     parser.add_argument("--name", default="panel", help="of the folder under comparisons/")
     own, words = parser.parse_known_args(arguments)

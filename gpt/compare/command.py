@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from gpt.compare.machine import Machine, Processes, recipes_of, train_all
 from gpt.compare.picture import draw
 from gpt.compare.result import Design, as_json, lines
-from gpt.compare.trainings import Recipe, Text
+from gpt.compare.runner import Processes, Runner, candidates_of, train_all
+from gpt.compare.trainings import Candidate, Text
 from gpt.compare.variants import parse_variants, slug
 from gpt.errors import InputError, check_least
 from gpt.files import locked, write_json
@@ -50,30 +50,30 @@ def compare(
     first_seed: int,
     steps: int | None,
     name: str | None,
-    machine: Machine,
+    runner: Runner,
 ) -> Path:
     """Train the missing runs, print the result, and return the comparison's folder."""
     check_least(2, seeds=seeds)
     check_least(0, first_seed=first_seed)
     variants = parse_variants(words)
     folder = folder_of(name or slug(" vs ".join(variant.name for variant in variants)))
-    recipes = recipes_of(variants, machine)
+    candidates = candidates_of(variants, runner)
     design = Design(
-        recipes=tuple(recipes),
-        texts=texts_of(texts or recipes[0].options["data"]["corpus"]),
+        candidates=tuple(candidates),
+        texts=texts_of(texts or candidates[0].options["data"]["corpus"]),
         seeds=tuple(range(first_seed, first_seed + seeds)),
-        steps=steps_of(steps, recipes[0]),
+        steps=steps_of(steps, candidates[0]),
     )
     with opened(folder):
         if name is None:
             check_folder(folder, design)
         trainings = design.trainings()
         report(f"{len(trainings)} runs in {folder}/", prefix="gpt compare: ")
-        outcomes = train_all(trainings, folder, machine)
+        outcomes = train_all(trainings, folder, runner)
         diverged = [
             training
             for training in trainings
-            if training.recipe is design.base and not outcomes[training].is_finite
+            if training.candidate is design.base and not outcomes[training].is_finite
         ]
         if diverged:
             raise InputError(f"the base diverged: {diverged[0].name} has no finite loss")
@@ -93,7 +93,7 @@ def texts_of(names: str) -> tuple[Text, ...]:
     return tuple(texts)
 
 
-def steps_of(steps: int | None, base: Recipe) -> int:
+def steps_of(steps: int | None, base: Candidate) -> int:
     """Return the number of steps: as given, else the base's; InputError if it has none."""
     if steps is None:
         steps = int(base.options["trainer"]["max_steps"])
@@ -120,7 +120,7 @@ def check_folder(folder: Path, design: Design) -> None:
         earlier = parse_json(path.read_text(encoding="utf-8"))
         names = [variant["name"] for variant in earlier["variants"]]
         pairs = {
-            "variants": (names, [recipe.variant.name for recipe in design.recipes]),
+            "variants": (names, [candidate.variant.name for candidate in design.candidates]),
             "texts": (earlier["texts"], [text.corpus for text in design.texts]),
             "steps": (earlier["steps"], design.steps),
         }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpt.compare.interval import Interval, paired_interval
 from gpt.compare.result import Design, Outcomes
-from gpt.compare.trainings import Recipe, Training
+from gpt.compare.trainings import Candidate, Training
 from gpt.pictures.runs import COLOURS, short
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for recipe, colour in zip(design.recipes, cycle(COLOURS)):
-        steps = common_steps(design, outcomes, recipe)
-        name = recipe.variant.name.replace("$", r"\$")
-        means, low, high = _spread(design, outcomes, recipe, steps)
+    for candidate, colour in zip(design.candidates, cycle(COLOURS)):
+        steps = common_steps(design, outcomes, candidate)
+        name = candidate.variant.name.replace("$", r"\$")
+        means, low, high = _spread(design, outcomes, candidate, steps)
         left.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
         left.fill_between(steps, low, high, color=colour, alpha=_BAND, linewidth=0)
-        if recipe is design.base:
+        if candidate is design.base:
             right.axhline(0, color=colour, linewidth=2.0, label=name)
             continue
-        intervals = differences(design, outcomes, recipe, steps)
+        intervals = differences(design, outcomes, candidate, steps)
         means = [_percent(interval.mean) for interval in intervals]
         right.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
         right.fill_between(
@@ -52,16 +52,16 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
     return figure
 
 
-def common_steps(design: Design, outcomes: Outcomes, recipe: Recipe) -> list[int]:
-    """Return the steps after which every run of the recipe and the base has a finite validation."""
+def common_steps(design: Design, outcomes: Outcomes, candidate: Candidate) -> list[int]:
+    """Return the steps after which every run of the candidate and the base has a finite validation."""
     steps: list[set[int]] = []
-    for compared in (recipe, design.base):
+    for compared in (candidate, design.base):
         for row in design.table(lambda training: outcomes[training].curve, compared):
             steps += [set(curve) for curve in row]
     return sorted(set.intersection(*steps))
 
 
-def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]) -> list[Interval]:
+def differences(design: Design, outcomes: Outcomes, candidate: Candidate, steps: list[int]) -> list[Interval]:
     """Return the interval of the difference from the base, in logarithms, after each of the steps."""
     intervals = []
     for step in steps:
@@ -69,7 +69,7 @@ def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[
         for text in design.texts:
             row = []
             for seed in design.seeds:
-                own = outcomes[Training(recipe, text, seed, design.steps)].curve[step]
+                own = outcomes[Training(candidate, text, seed, design.steps)].curve[step]
                 base = outcomes[Training(design.base, text, seed, design.steps)].curve[step]
                 row.append(math.log(own / base))
             rows.append(row)
@@ -78,12 +78,12 @@ def differences(design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[
 
 
 def _spread(
-    design: Design, outcomes: Outcomes, recipe: Recipe, steps: list[int]
+    design: Design, outcomes: Outcomes, candidate: Candidate, steps: list[int]
 ) -> tuple[list[float], list[float], list[float]]:
     """Return, after each step, the mean over texts and seeds, the best seed's and the worst seed's."""
     curves = []
     for seed in design.seeds:
-        of_texts = [outcomes[Training(recipe, text, seed, design.steps)].curve for text in design.texts]
+        of_texts = [outcomes[Training(candidate, text, seed, design.steps)].curve for text in design.texts]
         curves.append([fmean(curve[step] for curve in of_texts) for step in steps])
     columns = list(zip(*curves, strict=True))
     return [fmean(column) for column in columns], list(map(min, columns)), list(map(max, columns))

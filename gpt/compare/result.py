@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gpt.compare.interval import Interval, Table, paired_interval
 from gpt.compare.outcomes import Outcome
-from gpt.compare.trainings import Recipe, Text, Training
+from gpt.compare.trainings import Candidate, Text, Training
 from gpt.plain import JsonObject
 from gpt.progress import aligned
 
@@ -19,25 +19,25 @@ Outcomes = Mapping[Training, Outcome]
 
 @dataclass(frozen=True)
 class Design:
-    """The design of a comparison: every recipe, the base first, on every text with every seed."""
+    """The design of a comparison: every candidate, the base first, on every text with every seed."""
 
-    recipes: tuple[Recipe, ...]
+    candidates: tuple[Candidate, ...]
     texts: tuple[Text, ...]
     seeds: tuple[int, ...]
     steps: int
 
     @property
-    def base(self) -> Recipe:
-        """The recipe that the others are compared with."""
-        return self.recipes[0]
+    def base(self) -> Candidate:
+        """The candidate that the others are compared with."""
+        return self.candidates[0]
 
     def trainings(self) -> list[Training]:
-        """Return all trainings, recipes interleaved, so that changes of the machine's speed affect all."""
+        """Return all trainings, candidates interleaved, so that changes of the machine's speed affect all."""
         trainings = []
-        order = list(self.recipes)
+        order = list(self.candidates)
         for seed in self.seeds:
             for text in self.texts:
-                trainings += [Training(recipe, text, seed, self.steps) for recipe in order]
+                trainings += [Training(candidate, text, seed, self.steps) for candidate in order]
                 order.reverse()
         return trainings + [self.shorter(text) for text in self.texts]
 
@@ -45,16 +45,16 @@ class Design:
         """Return the base with half the steps, which shows how much steps gain on this text."""
         return Training(self.base, text, self.seeds[0], self.steps // 2)
 
-    def table(self, value: Callable[[Training], T], recipe: Recipe) -> list[list[T]]:
-        """Return a value of each of the recipe's trainings: a row for each text, a value for each seed."""
+    def table(self, value: Callable[[Training], T], candidate: Candidate) -> list[list[T]]:
+        """Return a value of each of the candidate's trainings: a row for each text, a value for each seed."""
         return [
-            [value(Training(recipe, text, seed, self.steps)) for seed in self.seeds] for text in self.texts
+            [value(Training(candidate, text, seed, self.steps)) for seed in self.seeds] for text in self.texts
         ]
 
 
 @dataclass(frozen=True)
 class Change:
-    """The differences of a recipe's runs from the base's runs of the same text and seed.
+    """The differences of a candidate's runs from the base's runs of the same text and seed.
 
     They are differences of logarithms, so -0.02 is 2 % less. Tables have a row per text, a number per seed.
     """
@@ -84,8 +84,8 @@ def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
     return gained / math.log2(whole.steps / short.steps)
 
 
-def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
-    """Return the recipe's differences from the base; None if a run diverged."""
+def change(design: Design, outcomes: Outcomes, candidate: Candidate) -> Change | None:
+    """Return the candidate's differences from the base; None if a run diverged."""
     bits: list[list[float]] = []
     time: list[list[float]] = []
     equal_time: list[list[float]] = []
@@ -93,7 +93,7 @@ def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
         of_bits = []
         of_time = []
         for seed in design.seeds:
-            own = outcomes[Training(recipe, text, seed, design.steps)]
+            own = outcomes[Training(candidate, text, seed, design.steps)]
             base = outcomes[Training(design.base, text, seed, design.steps)]
             if not own.is_finite:
                 return None
@@ -107,9 +107,9 @@ def change(design: Design, outcomes: Outcomes, recipe: Recipe) -> Change | None:
     return Change(bits, time, equal_time)
 
 
-def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference | None:
-    """Return the recipe's mean differences from the base; None if a run diverged."""
-    changes = change(design, outcomes, recipe)
+def difference(design: Design, outcomes: Outcomes, candidate: Candidate) -> Difference | None:
+    """Return the candidate's mean differences from the base; None if a run diverged."""
+    changes = change(design, outcomes, candidate)
     if changes is None:
         return None
     return Difference(
@@ -122,11 +122,11 @@ def difference(design: Design, outcomes: Outcomes, recipe: Recipe) -> Difference
 def lines(design: Design, outcomes: Outcomes) -> list[str]:
     """Return the result as lines for a terminal."""
     base = design.base.variant.name
-    differences = {recipe: difference(design, outcomes, recipe) for recipe in design.recipes[1:]}
+    differences = {candidate: difference(design, outcomes, candidate) for candidate in design.candidates[1:]}
     seeds = len(design.seeds)
     verdicts: list[str] = []
-    for recipe, measured in differences.items():
-        verdicts += verdict(recipe.variant.name, base, measured, seeds)
+    for candidate, measured in differences.items():
+        verdicts += verdict(candidate.variant.name, base, measured, seeds)
     worth = fmean(doubling(design, outcomes, text) for text in design.texts)
     return [
         f"{', '.join(text.name for text in design.texts)}: {design.steps} steps, "
@@ -144,27 +144,27 @@ def lines(design: Design, outcomes: Outcomes) -> list[str]:
 
 
 def _rows(
-    design: Design, outcomes: Outcomes, differences: Mapping[Recipe, Difference | None]
+    design: Design, outcomes: Outcomes, differences: Mapping[Candidate, Difference | None]
 ) -> list[tuple[str, ...]]:
     """Return one row per variant: means over texts and seeds, and differences from the base."""
     header = ("variant", "bits per byte", "in the same steps", "ms a step", "in the same time")
     rows: list[tuple[str, ...]] = [header]
-    for recipe in design.recipes:
-        bits = fmean(fmean(row) for row in design.table(lambda training: outcomes[training].bits, recipe))
+    for candidate in design.candidates:
+        bits = fmean(fmean(row) for row in design.table(lambda training: outcomes[training].bits, candidate))
         time = fmean(
-            fmean(row) for row in design.table(lambda training: outcomes[training].milliseconds, recipe)
+            fmean(row) for row in design.table(lambda training: outcomes[training].milliseconds, candidate)
         )
-        measured = differences.get(recipe)
+        measured = differences.get(candidate)
         same = percent(measured.bits) if measured else ""
         equal = percent(measured.equal_time) if measured else ""
-        rows.append((recipe.variant.name, f"{bits:.4f}", same, f"{time:.1f}", equal))
+        rows.append((candidate.variant.name, f"{bits:.4f}", same, f"{time:.1f}", equal))
     return rows
 
 
 def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
     """Return one row per text: the base's result, and each variant's mean difference."""
-    changes = [change(design, outcomes, recipe) for recipe in design.recipes[1:]]
-    names = [recipe.variant.name for recipe in design.recipes]
+    changes = [change(design, outcomes, candidate) for candidate in design.candidates[1:]]
+    names = [candidate.variant.name for candidate in design.candidates]
     rows: list[tuple[str, ...]] = [("text, in the same steps", *names)]
     of_base = design.table(lambda training: outcomes[training].bits, design.base)
     for number, text in enumerate(design.texts):
@@ -193,13 +193,13 @@ def verdict(name: str, base: str, difference: Difference | None, seeds: int) -> 
 def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
     """Return the result for JSON: every run, and the differences as fractions with their intervals."""
     variants = []
-    for recipe in design.recipes:
-        measured = None if recipe is design.base else difference(design, outcomes, recipe)
+    for candidate in design.candidates:
+        measured = None if candidate is design.base else difference(design, outcomes, candidate)
         variants.append(
             {
-                "name": recipe.variant.name,
-                "words": list(recipe.variant.words),
-                "source": str(recipe.variant.source),
+                "name": candidate.variant.name,
+                "words": list(candidate.variant.words),
+                "source": str(candidate.variant.source),
                 "same_steps": _fractions(measured.bits) if measured else None,
                 "milliseconds": _fractions(measured.time) if measured else None,
                 "same_time": _fractions(measured.equal_time) if measured else None,
@@ -214,7 +214,7 @@ def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
         "runs": [
             {
                 "run": training.name,
-                "variant": training.recipe.variant.name,
+                "variant": training.candidate.variant.name,
                 "text": training.text.name,
                 "seed": training.seed,
                 "steps": training.steps,

@@ -23,7 +23,7 @@ _HASH = 10  # characters of a hash in a name
 
 
 @dataclass(frozen=True, eq=False)  # options are a dict and cannot be hashed
-class Recipe:
+class Candidate:
     """A variant with all its options, as its own source reads them."""
 
     variant: Variant
@@ -67,9 +67,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Training:
-    """One run: a recipe on a text, with a seed and a number of steps."""
+    """One run: a candidate on a text, with a seed and a number of steps."""
 
-    recipe: Recipe
+    candidate: Candidate
     text: Text
     seed: int
     steps: int
@@ -78,14 +78,14 @@ class Training:
     def name(self) -> str:
         """The name of the run's folder."""
         text = self.text
-        key = digest(self.recipe.digest, text.corpus, text.options, text.version, self.seed, self.steps)
+        key = digest(self.candidate.digest, text.corpus, text.options, text.version, self.seed, self.steps)
         return "-".join(
-            map(slug, (self.recipe.variant.name, text.name, str(self.steps), str(self.seed), key))
+            map(slug, (self.candidate.variant.name, text.name, str(self.steps), str(self.seed), key))
         )
 
     def words(self, config: Path) -> list[str]:
         """Return the command line of `gpt fit`, with the options that a config file may not set."""
-        weights = self.recipe.options["model"].get("init_from")
+        weights = self.candidate.options["model"].get("init_from")
         return [
             *("fit", "--config", str(config), *self.text.options, "--data.corpus", self.text.corpus),
             *(() if weights is None else ("--model.init_from", weights)),

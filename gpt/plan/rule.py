@@ -36,8 +36,8 @@ LADDER = (
     *((384, 6), (512, 8), (640, 10), (768, 12), (1024, 16)),
 )
 """The (width, layers) to choose from."""
-BYTES_FOR_ID = 225
-"""Bytes of text per token of the vocabulary: at this ratio, 4,096 tokens were 2 % better than 2,048."""
+BYTES_PER_ENTRY = 225
+"""Bytes of text per entry of the vocabulary: at this ratio, 4,096 tokens were 2 % better than 2,048."""
 VOCABULARIES = ((0.0, 8192), (2e13, 16_384), (1e17, 32_768))
 """(compute, size): from this compute on, the largest vocabulary. For 30 MB of documents, 16,384 tokens were
 1.8 % better than 8,192 and than 32,768 at 4e13, and worse than 8,192 at 6e12.
@@ -90,7 +90,7 @@ _TIMED_TOKENS = 3072  # in a batch that is timed
 _READ = 8e6  # bytes per minute and core: tokenizing more would take longer than training on it
 _FEWEST_STEPS = 20
 _FEWEST_WINDOWS = 6  # in a batch: fewer would see too few places of the text
-_FEWEST_IDS = 512
+_SMALLEST_VOCABULARY = 512
 _BATCHES_OF_A_TEXT = 16  # batches in an epoch, at least
 _VALIDATIONS = 10  # validations in a run, at most
 _VALIDATING = 0.04  # share of the time for validation, unless two validations take longer
@@ -272,19 +272,19 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     # Seconds of a step, with the samples of the vocabulary as they are early and late in the run.
     early = shape.operations(machine.sampled_softmax) / machine.speed
     late = shape.operations(min(LATE_RATE, machine.sampled_softmax)) / machine.speed
-    in_time = max(seconds - validations * validation, 0.0) / ((1 - LATE) * early + LATE * late)
-    in_part = MOST_EPOCHS * text.train_tokens(shape.vocab_size) / shape.tokens
-    epochs = min(text.epochs(in_time * shape.tokens, shape.vocab_size), MOST_EPOCHS)
+    steps_in_time = max(seconds - validations * validation, 0.0) / ((1 - LATE) * early + LATE * late)
+    steps_in_part = MOST_EPOCHS * text.train_tokens(shape.vocab_size) / shape.tokens
+    epochs = min(text.epochs(steps_in_time * shape.tokens, shape.vocab_size), MOST_EPOCHS)
     bpe_dropout, dropout = _regularisation(text, machine, shape, epochs, given)
     if bpe_dropout:  # steps are slower, so that fewer are made in the time
-        in_time /= 1 + shape.tokens * _RESPELLING / early
-    if in_time < _FEWEST_STEPS:
+        steps_in_time /= 1 + shape.tokens * _RESPELLING / early
+    if steps_in_time < _FEWEST_STEPS:
         raise InputError(
             f"{_FEWEST_STEPS} steps of {shape.emb_dim} x {shape.num_layers} and {validations} validations of "
             f"{text.val_fraction * text.size:,.0f} bytes take longer than the {seconds:.0f} s that are left "
             "for them: give more --minutes"
         )
-    is_whole = in_time <= in_part or not text.val_fraction
+    is_whole = steps_in_time <= steps_in_part or not text.val_fraction
     return Plan(
         text=text,
         shape=shape,
@@ -294,7 +294,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
         machine=machine,
         compile=machine.device == "cuda" and seconds >= _COMPILING_FROM,
         seconds=seconds,
-        steps=int(in_time if is_whole else max(in_part, _FEWEST_STEPS)),
+        steps=int(steps_in_time if is_whole else max(steps_in_part, _FEWEST_STEPS)),
         is_whole=is_whole,
         slower=late / early,
         validations=validations,
@@ -311,8 +311,8 @@ def timed_shape(seconds: float) -> Shape:
     usual = Machine(speed=USUAL_SPEED * cores(), memory=math.inf)
     shape = _shape(_ENDLESS, usual, usual.speed * seconds, Given())
     width, layers = min((shape.emb_dim, shape.num_layers), _LARGEST_TIMED)
-    windows = _TIMED_TOKENS // shape.context_length
-    return replace(shape, emb_dim=width, num_layers=layers, batch_size=windows)
+    batch_size = _TIMED_TOKENS // shape.context_length
+    return replace(shape, emb_dim=width, num_layers=layers, batch_size=batch_size)
 
 
 def bytes_to_read(
@@ -323,8 +323,8 @@ def bytes_to_read(
     `shape` is the model's, by default the one that the rule chooses. The result is a power of two, so that
     runs with slightly different speeds read the same text.
     """
-    in_time = trained_on(machine, 60 * minutes, shape) * BYTES_PER_TOKEN
-    return 1 << round(math.log2(max(least, min(in_time, minutes * cores() * _READ))))
+    bytes_in_time = trained_on(machine, 60 * minutes, shape) * BYTES_PER_TOKEN
+    return 1 << round(math.log2(max(least, min(bytes_in_time, minutes * cores() * _READ))))
 
 
 def trained_on(machine: Machine, seconds: float, shape: Shape | None = None) -> float:
@@ -340,21 +340,21 @@ def _tokens_in(compute: float, machine: Machine, shape: Shape) -> float:
 
 def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     """Choose the shape whose size suits the compute and which text and memory allow."""
-    ids = text.vocab_size or given.vocab_size or _vocabulary_size(text, compute)
-    context = _context(text, compute, ids, given)
-    windows = given.batch_size or _windows(text, compute, ids, context)
-    fitting = _shapes_in_memory(machine, ids, context, windows, given)
+    vocab_size = text.vocab_size or given.vocab_size or _vocabulary_size(text, compute)
+    context = _context(text, compute, vocab_size, given)
+    batch_size = given.batch_size or _batch_size(text, compute, vocab_size, context)
+    fitting = _shapes_in_memory(machine, vocab_size, context, batch_size, given)
     by_hand = given.emb_dim or given.num_layers
     most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
     wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
     shape = _nearest(suitable, wanted)
-    epochs = text.epochs(_tokens_in(compute, machine, shape), ids)
+    epochs = text.epochs(_tokens_in(compute, machine, shape), vocab_size)
     if epochs < REREAD or text.has_records:
         return shape
     if epochs >= OFTEN:
         shape = _nearest(suitable, LARGER * wanted)
-    halved = given.batch_size or _windows(text, compute, ids, context, share=0.5)
+    halved = given.batch_size or _batch_size(text, compute, vocab_size, context, share=0.5)
     return replace(shape, batch_size=min(halved, shape.batch_size))
 
 
@@ -363,23 +363,29 @@ def _nearest(shapes: list[Shape], weights: float) -> Shape:
     return min(shapes, key=lambda shape: abs(math.log(shape.blocks / weights)))
 
 
-def _shapes_in_memory(machine: Machine, ids: int, context: int, windows: int, given: Given) -> list[Shape]:
+def _shapes_in_memory(
+    machine: Machine, vocab_size: int, context: int, batch_size: int, given: Given
+) -> list[Shape]:
     """Return the shapes that fit into memory, with a smaller batch if it has to be. InputError if none do."""
     while True:
         shapes = [
             Shape(
-                vocab_size=ids, context_length=context, emb_dim=width, num_layers=layers, batch_size=windows
+                vocab_size=vocab_size,
+                context_length=context,
+                emb_dim=width,
+                num_layers=layers,
+                batch_size=batch_size,
             )
             for width, layers in _ladder(given)
         ]
         if fitting := [shape for shape in shapes if shape.memory() < machine.memory]:
             return fitting
-        if windows <= _FEWEST_WINDOWS or given.batch_size:
+        if batch_size <= _FEWEST_WINDOWS or given.batch_size:
             raise InputError(
                 f"no model fits into {machine.memory / 1e9:.1f} GB of memory: give a smaller vocabulary, "
                 "width, context or batch"
             )
-        windows = max(_FEWEST_WINDOWS, windows // 2)
+        batch_size = max(_FEWEST_WINDOWS, batch_size // 2)
 
 
 def _ladder(given: Given) -> list[tuple[int, int]]:
@@ -397,14 +403,14 @@ def _ladder(given: Given) -> list[tuple[int, int]]:
 
 
 def _vocabulary_size(text: Text, compute: float) -> int:
-    """Return a power of two with at least `BYTES_FOR_ID` bytes of text per token, within limits."""
-    supported = 1 << int(math.log2(max(text.train_bytes / BYTES_FOR_ID, 1)))
-    return min(max(supported, _FEWEST_IDS), _last_from(VOCABULARIES, compute))
+    """Return a power of two with at least `BYTES_PER_ENTRY` bytes of text per entry, within limits."""
+    supported = 1 << int(math.log2(max(text.train_bytes / BYTES_PER_ENTRY, 1)))
+    return min(max(supported, _SMALLEST_VOCABULARY), _last_from(VOCABULARIES, compute))
 
 
-def _context(text: Text, compute: float, ids: int, given: Given) -> int:
+def _context(text: Text, compute: float, vocab_size: int, given: Given) -> int:
     """Choose the tokens in a window, of which four fit into the text. InputError if those given do not."""
-    tokens_of_text = text.train_tokens(ids)
+    tokens_of_text = text.train_tokens(vocab_size)
     context = given.context_length
     if context is None:
         context = _last_from(WINDOWS, compute)
@@ -420,10 +426,10 @@ def _context(text: Text, compute: float, ids: int, given: Given) -> int:
     return context
 
 
-def _windows(text: Text, compute: float, ids: int, context: int, share: float = 1.0) -> int:
+def _batch_size(text: Text, compute: float, vocab_size: int, context: int, share: float = 1.0) -> int:
     """Choose the windows of a batch, or a share of the usual ones, few enough for a short text."""
     usual = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE)) * max(128, context)  # tokens
-    tokens_of_text = text.train_tokens(ids)
+    tokens_of_text = text.train_tokens(vocab_size)
     tokens = min(share * usual, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
     return max(_FEWEST_WINDOWS, round(tokens / context))
 

@@ -1,4 +1,4 @@
-"""A run's folder, which belongs to one process group at a time: README.md lists the files.
+"""A run's folder, which belongs to one process group at a time: docs/start.md lists the files for its reader.
 
 The training process locks `.lock`. A run writes only into this folder and those below it, and follows no
 links that someone has left there: see `gpt.files.Folder`.

@@ -6,7 +6,7 @@ The first limit that is reached ends the run; each is a small class or function 
 - time, turned into updates after each update, from the recent speed: `TimeLimit`
 - parts of a plan's time, of which each follows only if the held-out loss still falls: `Parts`
 - a held-out loss that no longer falls brings the end of a plan's time forward: `Limits._cool_down`
-- early stopping, and in a tuning with a time limit a held-out loss that keeps rising: `Result`
+- early stopping, and in a tuning with a time limit a held-out loss that keeps rising: `LossHistory`
 
 A signal (`gpt/run/signals.py`) or a loss that is not finite (`gpt/training/guard.py`) ends only the process:
 the run can be resumed.
@@ -162,7 +162,7 @@ class Parts:
         return None
 
 
-class Result:
+class LossHistory:
     """The history of the held-out loss: which update was the best, and whether to go on.
 
     Args:
@@ -230,7 +230,7 @@ class Limits:
         self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
         self._parts = Parts(plan.steps if plan and not plan.is_whole else None)
         is_tuning = deadline and plan is None
-        self._result = Result(run, options.early_stopping, stops_rising=is_tuning)
+        self._history = LossHistory(run, options.early_stopping, stops_rising=is_tuning)
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
@@ -283,14 +283,14 @@ class Limits:
         At the end of a part of the time, another part follows if this loss is the lowest so far.
         """
         run = self.run
-        self._result.validated(loss)
+        self._history.validated(loss)
         if not self._time:
             return
         self._time.validated(seconds)
         if run.stalled and run.step < run.total and self._may_cool_down:
             self._cool_down()
             self._keep_time(elapsed)
-        if self._parts.end.step == run.step and not self._result.why_stop():
+        if self._parts.end.step == run.step and not self._history.why_stop():
             if end := self._parts.extend(run, self._in_time(self._time, elapsed)):
                 self._take(end)
             else:
@@ -300,7 +300,7 @@ class Limits:
     @property
     def is_over(self) -> bool:
         """Whether the run has made its last update."""
-        return self._result.why_stop() is not None or self.run.step >= self.run.total
+        return self._history.why_stop() is not None or self.run.step >= self.run.total
 
     @property
     def interval(self) -> int:
@@ -324,7 +324,7 @@ class Limits:
 
     def why(self) -> str:
         """Say what ends the run."""
-        return self._result.why_stop() or self._end.why
+        return self._history.why_stop() or self._end.why
 
     @property
     def _may_cool_down(self) -> bool:

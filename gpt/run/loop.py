@@ -99,8 +99,7 @@ class Loop(Callback):
             load_optimizer(self.module, optimizer, self.origin.checkpoint)
         self.folder, has_best = on_first(trainer.strategy, lambda: self._open_store(new_best))
         if not has_best:  # there is none, or it was set aside: the next validation is the best
-            run.best_loss = None
-            run.stalled = 0
+            run.begin_best_again()
 
     def _why_new_best(self, corpus: str) -> str:
         """Say why losses so far cannot be compared with those to come, so that the best begins again.

@@ -1,4 +1,4 @@
-"""Records of a run: metrics.csv, loggers, samples.txt, the progress on stderr, summary.json.
+"""Records of a run: metrics.csv, loggers, samples.txt, the progress on stderr, the figures of summary.json.
 
 A resumed run continues its records as they were when its checkpoint was written; later rows are dropped. It
 writes new files instead of appending to old ones, so a link in their place changes nothing elsewhere.

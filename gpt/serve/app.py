@@ -30,7 +30,7 @@ from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
-from gpt.serve.limits import CALL_COST, Limits, cost, guard
+from gpt.serve.limits import CALL_COST, RequestLimits, cost, guard
 from gpt.serve.requests import AttentionRequest, CompletionRequest, CopiedRequest, log_probabilities
 from gpt.share.page import served_page
 from gpt.text.template import Template
@@ -51,7 +51,7 @@ def create_app(
     tokenizer: Tokenizer,
     *,
     name: str = "gpt",
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     api_key: str | None = None,
     template: Template | None = None,
     run: Path | None = None,
@@ -67,7 +67,7 @@ def create_app(
         model: the model as `for_decoding` returns it for this `precision`.
         tokenizer: the model's tokenizer.
         name: what clients call the model.
-        limits: what clients may ask for; by default `Limits()`.
+        limits: what clients may ask for; by default `RequestLimits()`.
         api_key: the key that clients must send, if there is one.
         template: the template of the examples that the model was tuned on. Without it there are no chats.
         run: the run whose training the page shows.
@@ -75,7 +75,7 @@ def create_app(
         precision: the precision that the model and the run's snapshots compute in.
         trained: the state of the run in the served checkpoint, for the page to show its figures.
     """
-    limits = limits or Limits()
+    limits = limits or RequestLimits()
     device = model.token_embedding.weight.device
 
     def read_snapshot(file: Path) -> EngineThread:
@@ -119,7 +119,7 @@ class _Service:
 
     tokenizer: Tokenizer
     name: str
-    limits: Limits
+    limits: RequestLimits
     template: Template | None
     history: History
     copied: Copied | None

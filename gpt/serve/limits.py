@@ -19,7 +19,7 @@ _PUBLIC = ("/", "/health")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """The largest values that are accepted. Raises InputError for a limit below one."""
 
     body_bytes: int = 1 << 20  # size of a request's body

@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gpt.serve.limits import Limits
+from gpt.serve.limits import RequestLimits
 
 _CONNECTIONS = 256  # the most open connections
 _ARRIVING = 128  # the most of these that are idle, or whose request is still arriving
@@ -74,7 +74,7 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """A server for the application of `create_app`. `options` are those of `uvicorn.Config`."""
 
-    def __init__(self, app: FastAPI, limits: Limits, **options: Any) -> None:
+    def __init__(self, app: FastAPI, limits: RequestLimits, **options: Any) -> None:
         # The application itself refuses a slow body with an error. So the connection waits a little longer.
         protocol = partial(Connection, seconds=limits.arrival_seconds + limits.last_seconds)
         options = {"http": protocol, "log_level": "warning", "limit_concurrency": _CONNECTIONS, **options}

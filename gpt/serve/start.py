@@ -52,11 +52,11 @@ def serve(
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
         from gpt.serve.app import create_app
-        from gpt.serve.limits import Limits
+        from gpt.serve.limits import RequestLimits
         from gpt.serve.server import Server
     except ImportError:
         raise missing_extra("gpt serve", "serve") from None
-    limits = Limits(seconds=max_seconds, drain_seconds=drain_seconds)
+    limits = RequestLimits(seconds=max_seconds, drain_seconds=drain_seconds)
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)

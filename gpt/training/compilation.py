@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from gpt.training.loss import cross_entropy
+from gpt.training.loss import losses_in_place
 
 if TYPE_CHECKING:
     from gpt.training.module import LanguageModel
@@ -26,7 +26,7 @@ def compile_model(module: "LanguageModel") -> None:
         return
     torch._dynamo.config.optimize_ddp = False  # blocks are compiled one by one, so DDP needs no split
     if module.device.type == "cuda":
-        module.kernel = torch.compile(cross_entropy)  # one pass over the logits for softmax and gradient
+        module.kernel = torch.compile(losses_in_place)  # one pass over the logits for softmax and gradient
     for block in module.model.blocks:
         block.compile()
 

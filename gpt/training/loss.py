@@ -21,7 +21,7 @@ _MULTIPLE = 64  # matrix products are faster on all devices if the vocabulary's 
 _CACHED = 1 << 19  # logits: two megabytes in float32, which fit in a core's cache
 _LEAST_EXACT = 1e-30  # below that, float32 rounds a probability, in the end to zero
 Kernel = Callable[[Tensor, Tensor, bool], Tensor]
-"""`cross_entropy`, or a compiled or divided form of it."""
+"""`losses_in_place`, or a compiled or divided form of it."""
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -78,14 +78,14 @@ def linear_cross_entropy(
         features, weight: (N, D) and (V, D).
         targets: (N,) int64 in [0, V), or IGNORE_INDEX for positions that are not scored.
         chunk: rows whose logits exist at the same time, by default 8,192 on a GPU and 1,024 elsewhere.
-        kernel: `cross_entropy` compiled for a GPU; by default it runs uncompiled.
+        kernel: `losses_in_place` compiled for a GPU; by default it runs uncompiled.
         bias: (V,), constants that are added to the logits of each position. They get no gradient.
     """
     if not torch.is_grad_enabled():  # a Function only checks whether its inputs require gradients
         features = features.detach()
         weight = weight.detach()
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        features, weight, targets, bias, chunk or _chunk_of(features), kernel or _in_cache
+        features, weight, targets, bias, chunk or _chunk_of(features), kernel or _divided
     )
 
 
@@ -105,7 +105,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         bias: Tensor | None,
         chunk: int,
-        loss: Kernel,
+        kernel: Kernel,
     ) -> Tensor:
         device = features.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
@@ -132,9 +132,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 else:
                     torch.addmm(bias, rows[part], table.T, out=logits)
                 logits[:, len(weight) :] = -torch.inf
-                losses = loss(logits, target[part], needs_features or needs_weight)
+                losses = kernel(logits, target[part], needs_features or needs_weight)
                 total += (losses * row_weights[part]).sum()
-                gradients = logits  # `loss` has overwritten the logits with them
+                gradients = logits  # the kernel has overwritten the logits with them
                 if features_grad is not None:
                     torch.mm(gradients, table, out=features_grad[part]).mul_(row_weights[part])
                 if needs_weight:
@@ -174,32 +174,34 @@ def _row_weights(targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | 
     return scored.float() * unit / count, unit
 
 
-def cross_entropy(x: Tensor, y: Tensor, differentiate: bool) -> Tensor:
-    """Compute losses (R, 1) of logits x (R, P) and targets y (R, 1).
+def losses_in_place(logits: Tensor, targets: Tensor, differentiate: bool) -> Tensor:
+    """Compute the cross-entropy of each row, (R, 1), of logits (R, P) and targets (R, 1).
 
-    With `differentiate`, x is overwritten with the gradient, which is softmax - one-hot.
+    With `differentiate`, the logits are overwritten with the gradient, which is softmax - one-hot.
     """
-    p = torch.softmax(x, dim=1, dtype=torch.float32)  # (R, P)
-    losses = _losses(x, p, y)
+    p = torch.softmax(logits, dim=1, dtype=torch.float32)  # (R, P)
+    losses = _losses(logits, p, targets)
     if differentiate and torch.compiler.is_compiling():  # in the same pass, as a scatter is not
-        x.copy_(p - (torch.arange(x.shape[1], device=x.device) == y).float())
+        ids = torch.arange(logits.shape[1], device=logits.device)  # (P,)
+        logits.copy_(p - (ids == targets).float())
     elif differentiate:
-        x.copy_(p.scatter_add_(1, y, p.new_full(y.shape, -1.0)))
+        logits.copy_(p.scatter_add_(1, targets, p.new_full(targets.shape, -1.0)))
     return losses
 
 
-def _losses(x: Tensor, p: Tensor, y: Tensor) -> Tensor:
-    """Return -log p of the targets: logits x (R, P), softmax p (R, P), targets y (R, 1) -> (R, 1)."""
-    if x.device.type == "cpu":
-        likelihood = p.gather(1, y)
+def _losses(logits: Tensor, p: Tensor, targets: Tensor) -> Tensor:
+    """Return -log p of the targets: logits (R, P), their softmax p (R, P), targets (R, 1) -> (R, 1)."""
+    if logits.device.type == "cpu":
+        likelihood = p.gather(1, targets)
         if float(likelihood.min()) > _LEAST_EXACT:
             return -likelihood.log()
-    below = x.gather(1, y).float() - x.amax(dim=1, keepdim=True)  # (R, 1), relative to the highest logit
+    highest = logits.amax(dim=1, keepdim=True)  # (R, 1)
+    below = logits.gather(1, targets).float() - highest  # (R, 1)
     return -(below + p.amax(dim=1, keepdim=True).log())  # the highest p is 1 / sum(exp)
 
 
-def _in_cache(logits: Tensor, target: Tensor, differentiate: bool) -> Tensor:
-    """Compute `cross_entropy` of a chunk (C, P); on a CPU, as many rows at a time as fit in its cache."""
+def _divided(logits: Tensor, targets: Tensor, differentiate: bool) -> Tensor:
+    """Compute `losses_in_place` of a chunk (C, P); on a CPU, as many rows at a time as fit in its cache."""
     size = max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    parts = zip(torch.split(logits, size), torch.split(target, size), strict=True)
-    return torch.cat([cross_entropy(x, y, differentiate) for x, y in parts])
+    parts = zip(torch.split(logits, size), torch.split(targets, size), strict=True)
+    return torch.cat([losses_in_place(rows, wanted, differentiate) for rows, wanted in parts])

@@ -2,7 +2,7 @@
 
 The tensors, and who reads them:
 
-- the weights by their names in a GPT: `gpt/weights/load.py`, for every command
+- the weights by their names in a GPT: `gpt/weights/load.py`, for every command; `gpt/run/fit.py`, to resume
 - `optimizer/WEIGHT/STATE`: `load_optimizer` of `gpt/run/checkpoint.py`, to resume
 - `random/PROCESS/DEVICE`, the state of a process's random generator, and `random/PROCESS/losses`, its sum of
   losses since the last row of metrics.csv: `on_train_start` of `gpt/run/loop.py`, to resume
@@ -10,12 +10,14 @@ The tensors, and who reads them:
 The header's metadata has these texts, besides safetensors' own `format`:
 
 - `version`, the number of this format
-- `model`, a `ModelPart`, all that is needed to use the weights: `gpt/weights/load.py`, for every command
+- `model`, a `ModelPart`, all that is needed to use the weights: `gpt/weights/load.py`, for every command;
+  `gpt/run/start.py` and `gpt/run/fit.py`, to resume and to tell the temperature
 - `run`, a `RunPart`, the state of the run, which a snapshot lacks: `gpt/run/start.py`, to resume;
   `gpt/weights/runs.py`, to find the newest checkpoint; `gpt/run/listing.py`, `gpt/serve/start.py` and
   `gpt/share/export.py`, to show figures of the run
 - `sums`, the CRC-32 of each tensor: `read_model` checks the weights by it and reads no optimizer's state
-- `checksum`, of these texts and the tensors' names: every reader
+- `checksum`, of these texts and the tensors' names: `read` and `read_model`, before anything is used. Who
+  only looks for the newest checkpoint, or shows figures, takes the header as it is (`parts_of`)
 
 The file contains no code, and any program that reads safetensors can open it.
 
@@ -146,6 +148,12 @@ class RunPart:
         for name in ("step", "place", "session", "save", "best_step", "stalled", "batches", "csv", "samples"):
             if numbers[name] > _MOST_COUNTED:
                 raise InputError(f"{name} is {numbers[name]}, more than a run can count")
+
+    def begin_best_again(self) -> None:
+        """Forget the best validation so far: the next one is the best."""
+        self.best_loss = None
+        self.best_step = 0
+        self.stalled = 0
 
     @property
     def text(self) -> str:

@@ -19,9 +19,9 @@ from pretended import OPTIONS, Pretended, write_metrics
 from processes import ROOT
 
 from gpt.compare.command import compare
-from gpt.compare.machine import Processes, busy_warning, recipes_of
 from gpt.compare.outcomes import milliseconds_per_step, read_outcome
-from gpt.compare.trainings import Recipe, Text, Training, source_digest
+from gpt.compare.runner import Processes, busy_warning, candidates_of
+from gpt.compare.trainings import Candidate, Text, Training, source_digest
 from gpt.compare.variants import HELD_OUT, parse_variants
 from gpt.errors import InputError
 from gpt.files import write_json
@@ -203,7 +203,7 @@ def test_a_variant_whose_run_stops_for_it_diverges(tmp_path, capsys):
 
     class Stopping(Pretended):
         def train(self, training, folder, watch):
-            if training.recipe.variant.name == "copy":
+            if training.candidate.variant.name == "copy":
                 return Processes().train(training, folder, watch)
             super().train(training, folder, watch)
 
@@ -218,7 +218,7 @@ def test_a_variant_whose_run_stops_for_it_diverges(tmp_path, capsys):
 
 def test_a_text_without_a_held_out_part_is_refused(tmp_path):
     """A run has the columns of a validation all the same."""
-    training = Training(Recipe(parse_variants(LR.split())[0], OPTIONS), Text.of("my.txt"), 7, 50)
+    training = Training(Candidate(parse_variants(LR.split())[0], OPTIONS), Text.of("my.txt"), 7, 50)
     run = tmp_path / "runs" / training.name
     run.mkdir(parents=True)
     write_metrics(run, ["50,500,9,"])
@@ -229,7 +229,7 @@ def test_a_text_without_a_held_out_part_is_refused(tmp_path):
 
 def test_all_variants_hold_out_what_the_base_does():
     other = {"lora": {"data": {**OPTIONS["data"], "val_fraction": 0.1, "batch_size": 3}}}
-    base, lora = recipes_of(parse_variants(["quick", "lora"]), Pretended(noisy(), other))
+    base, lora = candidates_of(parse_variants(["quick", "lora"]), Pretended(noisy(), other))
     assert base.options["data"]["val_fraction"] is lora.options["data"]["val_fraction"] is None
     assert lora.options["data"]["batch_size"] == 3
 
@@ -237,9 +237,9 @@ def test_all_variants_hold_out_what_the_base_does():
 def test_a_variant_that_changes_nothing_is_told(capsys):
     whole = {"data": {**OPTIONS["data"], **dict.fromkeys(HELD_OUT)}}
     alike = Pretended(noisy(), {"quick": {**whole, "words": []}, "lora": {**whole, "words": []}})
-    recipes_of(parse_variants(["quick", "lora"]), Pretended(noisy()))
+    candidates_of(parse_variants(["quick", "lora"]), Pretended(noisy()))
     assert capsys.readouterr().err == ""
-    recipes_of(parse_variants(["quick", "lora"]), alike)
+    candidates_of(parse_variants(["quick", "lora"]), alike)
     assert "gpt compare: lora has the options and the source of quick" in capsys.readouterr().err
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gpt.evaluation.copied import Copied
-from gpt.serve.limits import Limits
+from gpt.serve.limits import RequestLimits
 from tests.serve.server import (
     TOKENIZER,
     alone,
@@ -130,13 +130,13 @@ def test_a_body_over_the_limit_is_refused_declared_or_not():
         sent = (b" " * 2000, pieces())
         return [await client.post("/v1/completions", content=body, headers=JSON) for body in sent]
 
-    answers = talk(new_app(limits=Limits(body_bytes=1000)), use)
+    answers = talk(new_app(limits=RequestLimits(body_bytes=1000)), use)
     assert [answer.status_code for answer in answers] == [413, 413]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_is_ended(stream):
-    app = new_app(slow(), limits=Limits(seconds=1))
+    app = new_app(slow(), limits=RequestLimits(seconds=1))
     response = post(app, **LONG, stream=stream)
     error = events(response)[-1] if stream else response.json()
     assert error["error"]["code"] == 504

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpt.serve.app import create_app
-from gpt.serve.limits import Limits
+from gpt.serve.limits import RequestLimits
 from gpt.serve.requests import log_probabilities
 from gpt.text.tokenizer import Tokenizer
 from tests.serve.server import (
@@ -120,13 +120,13 @@ def test_a_body_that_trickles_is_ended():
     async def send(message):
         sent.append(message)
 
-    talk_raw(new_app(limits=Limits(arrival_seconds=1)), trickle, send)
+    talk_raw(new_app(limits=RequestLimits(arrival_seconds=1)), trickle, send)
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
 def test_a_stream_that_nobody_reads_is_ended():
-    app, sent = new_app(limits=Limits(seconds=1, last_seconds=1)), []
+    app, sent = new_app(limits=RequestLimits(seconds=1, last_seconds=1)), []
 
     async def send(message):
         sent.append(message["type"])
@@ -183,7 +183,7 @@ def test_others_have_their_turn_while_a_large_stream_is_made(making):
 
 def test_all_that_is_open_has_a_cost():
     """A second request of half the room is admitted, a third is not."""
-    app = new_app(slow(0.005), limits=Limits(open_cost=300))
+    app = new_app(slow(0.005), limits=RequestLimits(open_cost=300))
 
     async def use(client):
         form = {**GOOD, "max_tokens": 66}  # two tokens of a prompt, 66 new ones, 64 for the text: 132
@@ -205,7 +205,9 @@ class SlowTokenizer(Tokenizer):
 
 
 def test_long_texts_do_not_keep_short_ones_from_being_tokenized():
-    app = create_app(MODEL, SlowTokenizer("gpt2", vocab_size=257), limits=Limits(waiting_bytes=500_000))
+    app = create_app(
+        MODEL, SlowTokenizer("gpt2", vocab_size=257), limits=RequestLimits(waiting_bytes=500_000)
+    )
     ended = []
 
     async def use(client):

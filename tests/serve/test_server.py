@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpt.errors import InputError
-from gpt.serve.limits import Limits
+from gpt.serve.limits import RequestLimits
 from gpt.serve.start import serve
 from gpt.weights.checkpoint import RunPart
 from tests.serve.server import MODEL, TOKENIZER, connected, httpx, listening, new_app, slow
@@ -75,7 +75,7 @@ class Client(threading.Thread):
 
 
 def test_a_server_that_ends_lets_requests_end_and_cuts_long_ones():
-    limits = Limits(drain_seconds=2)
+    limits = RequestLimits(drain_seconds=2)
     with listening(new_app(slow(0.02), limits=limits), limits) as address:
         whole = Client(address)
         short = Client(address, max_tokens=25, stream=True)
@@ -157,7 +157,7 @@ def connect(address: str) -> socket.socket:
     ids=["nothing", "head", "half a body"],
 )
 def test_a_request_that_does_not_arrive_is_ended(sent, answer):
-    limits = Limits(arrival_seconds=1, last_seconds=1)
+    limits = RequestLimits(arrival_seconds=1, last_seconds=1)
     with listening(new_app(limits=limits), limits) as address, connect(address) as client:
         client.sendall(sent)
         read = b"".join(iter(lambda: client.recv(4096), b""))

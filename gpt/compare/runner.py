@@ -11,7 +11,7 @@ from typing import Protocol
 import yaml
 
 from gpt.compare.outcomes import DIVERGED, Outcome, read_outcome
-from gpt.compare.trainings import Recipe, Training
+from gpt.compare.trainings import Candidate, Training
 from gpt.compare.variants import HELD_OUT, OUR_SOURCE, Variant, slug
 from gpt.cores import cores
 from gpt.errors import InputError
@@ -31,8 +31,8 @@ class Diverged(Exception):
     """The end of a training whose loss or gradients are not finite."""
 
 
-class Machine(Protocol):
-    """A machine that reads the options of variants and trains them."""
+class Runner(Protocol):
+    """What reads the options of variants and trains them."""
 
     def options(self, variant: Variant) -> JsonObject:
         """Return all options of a variant, with defaults; InputError for options that `gpt fit` rejects."""
@@ -44,7 +44,7 @@ class Machine(Protocol):
 
 
 class Processes:
-    """A machine that trains each run in its own process, one after another.
+    """Trains each run in its own process, one after another.
 
     So each run is isolated, and has all cores.
     """
@@ -74,10 +74,10 @@ class Processes:
 
         The current folder is the comparison's, which has no package, so the source is imported.
         """
-        source = str(training.recipe.variant.source)
+        source = str(training.candidate.variant.source)
         before = os.environ.get("PYTHONPATH")
         path = os.pathsep.join([source, before]) if before else source
-        config = write_config(training.recipe, folder)
+        config = write_config(training.candidate, folder)
         log = folder / "runs" / f"{training.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
@@ -103,31 +103,35 @@ class Processes:
             raise InputError(f"{training.name} failed: {line} (all that it printed: {log})")
 
 
-def write_config(recipe: Recipe, folder: Path) -> Path:
-    """Write the recipe's options to a file, without those that each run's command line gives."""
-    options = {**recipe.options, "data": {**recipe.options["data"]}, "model": {**recipe.options["model"]}}
+def write_config(candidate: Candidate, folder: Path) -> Path:
+    """Write the candidate's options to a file, without those that each run's command line gives."""
+    options = {
+        **candidate.options,
+        "data": {**candidate.options["data"]},
+        "model": {**candidate.options["model"]},
+    }
     options["data"].pop("corpus", None)
     options["model"].pop("init_from", None)
-    path = folder.resolve() / "variants" / f"{slug(recipe.variant.name)}-{recipe.digest}.yaml"
+    path = folder.resolve() / "variants" / f"{slug(candidate.variant.name)}-{candidate.digest}.yaml"
     with atomic_write(path) as file:
         yaml.safe_dump(options, file, sort_keys=False, allow_unicode=True)
     return path
 
 
-def recipes_of(variants: Iterable[Variant], machine: Machine) -> list[Recipe]:
+def candidates_of(variants: Iterable[Variant], runner: Runner) -> list[Candidate]:
     """Return the variants with all their options; the first one's decide which text is held out."""
-    recipes: list[Recipe] = []
+    candidates: list[Candidate] = []
     for variant in variants:
-        options = with_whole_paths(machine.options(variant))
-        if recipes:
-            shared = {name: recipes[0].options["data"].get(name) for name in HELD_OUT}
+        options = with_whole_paths(runner.options(variant))
+        if candidates:
+            shared = {name: candidates[0].options["data"].get(name) for name in HELD_OUT}
             options["data"] = {**options["data"], **shared}
-        base = recipes[0] if recipes else None
+        base = candidates[0] if candidates else None
         if base and options == base.options and variant.source == base.variant.source:
             same = f"{variant.name} has the options and the source of {base.variant.name}: nothing is changed"
             report(same, prefix="gpt compare: ")
-        recipes.append(Recipe(variant, options))
-    return recipes
+        candidates.append(Candidate(variant, options))
+    return candidates
 
 
 def with_whole_paths(options: JsonObject) -> JsonObject:
@@ -140,7 +144,7 @@ def with_whole_paths(options: JsonObject) -> JsonObject:
     return absolute
 
 
-def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> dict[Training, Outcome]:
+def train_all(trainings: Sequence[Training], folder: Path, runner: Runner) -> dict[Training, Outcome]:
     """Make the missing trainings, in order, and return the outcomes of all."""
     done = {training: outcome for training in trainings if (outcome := read_outcome(training, folder))}
     missing = [training for training in trainings if training not in done]
@@ -153,15 +157,15 @@ def train_all(trainings: Sequence[Training], folder: Path, machine: Machine) -> 
         for training in missing:
             watch = _watcher(training, folder, advance)
             watch(0)
-            done[training] = _trained(training, folder, machine, watch)
+            done[training] = _trained(training, folder, runner, watch)
             watch(training.steps)
     return done
 
 
-def _trained(training: Training, folder: Path, machine: Machine, watch: Callable[[], None]) -> Outcome:
+def _trained(training: Training, folder: Path, runner: Runner, watch: Callable[[], None]) -> Outcome:
     """Make a training, and return its outcome."""
     try:
-        machine.train(training, folder, watch)
+        runner.train(training, folder, watch)
     except Diverged:
         return DIVERGED
     outcome = read_outcome(training, folder)
@@ -173,7 +177,7 @@ def _trained(training: Training, folder: Path, machine: Machine, watch: Callable
 def _watcher(training: Training, folder: Path, advance: Callable[..., None]) -> Callable[..., None]:
     """Return a function that advances the progress to a step of the run, by default to its present one."""
     made = 0
-    label = f"{training.recipe.variant.name}, {training.text.name}, seed {training.seed}"
+    label = f"{training.candidate.variant.name}, {training.text.name}, seed {training.seed}"
 
     def watch(step: int | None = None) -> None:
         nonlocal made
