@@ -41,19 +41,19 @@ class Checkpoints:
     process was killed between two steps of this, they are completed now.
     """
 
-    def __init__(self, folder: RunFolder, keep: int, resumed: Checkpoint | None, run: RunPart) -> None:
+    def __init__(self, folder: RunFolder, keep: int, step: int) -> None:
+        """Look at the checkpoints of a run after `step` updates. `take_over` comes before the first save."""
         self.folder = folder
         self.files = folder.checkpoints
         self.keep = keep
         self.best = self.files.path / _BEST
-        self.files.remove_unfinished()
-        self._saved = run.step  # step of the newest checkpoint
+        self._saved = step  # step of the newest checkpoint
         self._at = time.monotonic()  # when the newest checkpoint was written
         self._order = self._order_of(_LAST)  # the order of `last` as this process read or wrote it
-        self._continue(resumed, run)
 
-    def _continue(self, resumed: Checkpoint | None, run: RunPart) -> None:
+    def take_over(self, resumed: Checkpoint | None, run: RunPart) -> None:
         """Set aside a later `last` and another branch's `best`; make the resumed checkpoint the newest."""
+        self.files.remove_unfinished()
         newest = self._newest()
         order = run.order if resumed else None  # the resumed checkpoint's, as it was read
         run.session = next_session(self.folder.path)

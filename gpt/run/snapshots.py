@@ -18,12 +18,16 @@ class Snapshots:
 
     All snapshots together take at most `megabytes`. The most closely spaced ones are deleted first, so the
     others stay evenly spread. If fewer than `_FEWEST` fit, none is kept. A snapshot is a checkpoint without
-    the state for resuming. Snapshots from after `step`, where a run resumes, are deleted.
+    the state for resuming.
     """
 
-    def __init__(self, folder: RunFolder, megabytes: int, step: int) -> None:
+    def __init__(self, folder: RunFolder, megabytes: int) -> None:
         self.folder = folder
         self.most = megabytes * 1_000_000
+
+    def remove_after(self, step: int) -> None:
+        """Remove the snapshots of later steps, and what a kill has left unfinished."""
+        folder = self.folder
         if "snapshots" in folder.top.names():
             folder.snapshots.remove_unfinished()
             for other, _, file in snapshots_of(folder.path):

@@ -123,9 +123,9 @@ def start(
     """
     began = time.perf_counter() if began is None else began
     locks = claim is not None
-    own, files = scan(arguments, command)
+    own, files = scan(arguments, command)  # options of the command line, and those of --config
     given = {**files, **own}
-    asked = {name: value for name, value in given.items() if value is not None}
+    asked = {name: value for name, value in given.items() if value is not None}  # null stands for the default
     if {"resume", "ckpt_path"} <= asked.keys():
         raise InputError("--resume and --ckpt_path name a checkpoint: give only one of them")
     wanted = asked.get("resume", asked.get("ckpt_path"))
@@ -139,7 +139,7 @@ def start(
             claim.take_existing(_folder_of(wanted, asked.get("run")))
         if checkpoint := find(wanted, asked.get("run")):
             return replace(_resumed(command, own, given, checkpoint), claim=claim)
-    has_end = minutes is not None or asked.keys() & {"config", "model.init_from", *_LIMITS}
+    has_end = minutes is not None or bool(asked.keys() & {"config", "model.init_from", *_LIMITS})
     if not has_end:
         minutes = _usual_minutes(asked)
     if asked.get("trainer.deterministic"):  # has to be set before a plan first uses cuBLAS

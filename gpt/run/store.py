@@ -50,11 +50,13 @@ class Store:
         top.remove_unfinished()
         if not top.is_file(CONFIG):  # write it before anything else: it marks the folder as a run's
             self.write_config(run)
-        self.checkpoints = Checkpoints(files, options.keep_checkpoints, origin.checkpoint, run)
+        self.checkpoints = Checkpoints(files, options.keep_checkpoints, run.step)
+        self.checkpoints.take_over(origin.checkpoint, run)
         if new_best:
             report(f"{new_best}: the best checkpoint begins again")
             self.checkpoints.begin_best_again()
-        self.snapshots = Snapshots(files, options.snapshot_megabytes, run.step)
+        self.snapshots = Snapshots(files, options.snapshot_megabytes)
+        self.snapshots.remove_after(run.step)
         self.write_config(run)
         rank = module.options.lora.rank
         is_new = origin.checkpoint is None

@@ -81,8 +81,10 @@ def test_without_locks_a_save_sees_what_another_process_has_written(number, mine
     monkeypatch.setattr(fcntl, "flock", no_locks)
     ours, theirs = read(LAST), read(LAST)
     with Claim() as first, Claim() as second:
-        our_files = Checkpoints(first.take(mine), 2, ours, ours.run)
-        their_files = Checkpoints(second.take(mine), 2, theirs, theirs.run)
+        our_files = Checkpoints(first.take(mine), 2, ours.run.step)
+        our_files.take_over(ours, ours.run)
+        their_files = Checkpoints(second.take(mine), 2, theirs.run.step)
+        their_files.take_over(theirs, theirs.run)
         theirs.run.step = 200
         their_files.save(theirs.tensors, theirs.model, theirs.run)
         with pytest.raises(InputError, match="was written by another process"):
@@ -97,7 +99,7 @@ def test_a_resume_from_an_earlier_checkpoint_first_writes_that_as_the_newest(min
     left, record = order_of(LAST), (mine / "metrics.csv").read_bytes()
     earlier = checkpoint("mine", "step-3")
     with Claim() as claim:
-        Checkpoints(claim.take(mine), 2, earlier, earlier.run)  # and is killed
+        Checkpoints(claim.take(mine), 2, earlier.run.step).take_over(earlier, earlier.run)  # and is killed
     assert read(LAST).run.step == 3 and order_of(LAST) > left
     aside = mine / "checkpoints" / "last-step-4.safetensors"
     assert order_of(aside) == left

@@ -95,7 +95,7 @@ def test_a_run_saves_at_least_once_a_minute(clock, workplace, monkeypatch):
 
 def test_a_resumed_run_saves_at_most_once_a_hundredth(clock, tmp_path):
     with Claim() as claim:
-        files = Checkpoints(claim.take(tmp_path), 1, None, RunPart(step=500))
+        files = Checkpoints(claim.take(tmp_path), 1, step=500)
         clock[0] = 60.0
         assert not files.is_late(RunPart(step=509, total=1000))
         assert files.is_late(RunPart(step=510, total=1000))

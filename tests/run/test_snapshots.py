@@ -83,7 +83,7 @@ def test_a_full_disk_costs_the_snapshot_and_not_the_run(workplace, monkeypatch):
 def test_snapshots_that_would_not_fit_are_not_even_copied(tmp_path):
     """The weights have no data here that could be copied."""
     with Claim() as claim:
-        kept = Snapshots(claim.take(tmp_path), megabytes=1, step=0)
+        kept = Snapshots(claim.take(tmp_path), megabytes=1)
         weights = {"weight": torch.empty(1_000_000 // 16 + 1, device="meta")}
         kept.save(1, 1.0, weights, ModelPart(config={}, tokenizer=None, template=None, adapters=None))
     assert not (tmp_path / "snapshots").exists()
