@@ -80,6 +80,8 @@ def main() -> None:
 
     if options.write and commit().endswith("-dirty"):
         parser.error("--write names the commit that was measured, but there are changes: commit them first")
+    if options.write and options.quick:
+        parser.error("--write replaces tables of whole measurements: leave --quick out")
     if options.all and options.json:
         parser.error("--json writes one benchmark: name it")
     if options.all == bool(options.name):

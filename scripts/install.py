@@ -13,6 +13,7 @@ anything is installed.
 from __future__ import annotations  # so that an older Python gets as far as the line that refuses it
 
 import argparse
+import os
 import platform
 import re
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PIP_SOURCES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CONFIG_FILE")
 SOURCES = re.compile(r"\b(index-url|extra-index-url|find-links|no-index)=")  # among pip's settings
 NO_CPU_INDEX = "PyTorch's own index does not answer: PyPI's build is taken, on Linux with gigabytes of CUDA"
 NO_CUDA_ON_WINDOWS = "PyPI's PyTorch for Windows has no CUDA: pytorch.org has the --index-url for your GPU"
@@ -50,6 +52,8 @@ def pip_has_own_sources() -> bool:
     """Whether pip is set to another index than PyPI, or to folders of wheels. uv reads none of that."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     settings = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if settings.returncode:  # this Python has no pip, but that of the environment will read these variables
+        return any(f"PIP_{name}" in os.environ for name in PIP_SOURCES)
     return SOURCES.search(settings.stdout) is not None
 
 

@@ -118,6 +118,8 @@ class Faults:
             ended = run(self.folder, again, processes=processes, **how)
             if ended.status > 0:
                 return f"{moment} {number}: status {ended.status}: {ended.err[-300:]}"
+            if ended.is_late and "kill_after" not in how:
+                return f"{moment} {number}: it never ended: {ended.err[-300:]}"
             if ended.status == 0:  # it has ended before it was killed
                 shutil.rmtree(self.runs)
                 faults.clear()
@@ -145,17 +147,20 @@ class Faults:
         last.write_bytes(data)
         return self.resumed(["fit", "--resume", "auto", "--run", "run"])
 
-    def kill_early(self, command: list[str]) -> None:
+    def kill_early(self, command: list[str]) -> str | None:
         """Kill a resume of the cut run as it starts; one that has ended before begins again."""
-        self.cut()
-        while run(self.folder, command, kill_after=self.chance.uniform(0, STARTING)).status == 0:
+        while True:
             self.cut()
+            ended = run(self.folder, command, kill_after=self.chance.uniform(0, STARTING))
+            if ended.status > 0:
+                return f"status {ended.status} of a resume that was to be killed: {ended.err[-300:]}"
+            if ended.status < 0:
+                return None
 
     def kill_resume(self) -> str | None:
         """Kill a resume of the newest checkpoint as it starts: it ends as if nothing had been."""
         command = ["fit", "--resume", str(self.runs / "run")]
-        self.kill_early(command)
-        return self.resumed(command)
+        return self.kill_early(command) or self.resumed(command)
 
     def kill_return(self) -> str | None:
         """Kill a resume of an earlier checkpoint, with another option, as it starts; end both futures."""
@@ -166,8 +171,7 @@ class Faults:
         name = self.chance.choice([path.name for path in earlier if path.name.startswith("step-")])
         command = ["fit", "--resume", str(folder / "checkpoints" / name), *OTHER]
         wanted = self.other_future(command, name)
-        self.kill_early(command)
-        if problem := self.ends(command, wanted):
+        if problem := self.kill_early(command) or self.ends(command, wanted):
             return f"another future from {name}: {problem}"
         kept = [path for path in checkpoints_of(folder) if order_of(path) == left]
         if not kept:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
 
 marks = [
     pytest.mark.slow,

@@ -25,6 +25,7 @@ from gpt.errors import InputError
 from gpt.evaluation.copied import Copied
 from gpt.generation import Token, for_decoding
 from gpt.generation.decoding import backend_name
+from gpt.generation.samples import window_start
 from gpt.model import GPT
 from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
@@ -188,17 +189,21 @@ class _Service:
         ids = await self.worked(body, form.ids, self.tokenizer, self.template)
         with self.admitted(CALL_COST):
             engine = await self.history.engine(form.snapshot)
-            tokens = ids[-min(self.limits.attention_tokens, engine.model.config.context_length) :]
-            return _json(await engine.call(lambda: self.last_token_attention(engine.model, tokens)))
+            seen = ids[window_start(len(ids), engine.model.config.context_length) :]  # as in generation
+            return _json(await engine.call(lambda: self.last_token_attention(engine.model, seen)))
 
     @torch.inference_mode()
-    def last_token_attention(self, model: GPT, tokens: list[int]) -> str:
+    def last_token_attention(self, model: GPT, seen: list[int]) -> str:
         """Return JSON with the text of each of T tokens, and the last one's weights (layers, heads, T).
 
-        The weights have four decimals.
+        The T tokens are all that the model has `seen`, or the last ones of them, at their own positions. The
+        weights have four decimals.
         """
+        tokens = seen[-self.limits.attention_tokens :]
+        device = model.token_embedding.weight.device
+        positions = torch.arange(len(seen) - len(tokens), len(seen), device=device)[None]  # (1, T)
         with capture_weights(model) as captured:
-            model.features(torch.tensor([tokens], device=model.token_embedding.weight.device))
+            model.features(torch.tensor([tokens], device=device), positions=positions)
         weights = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, T)
         texts = [self.tokenizer.decode([token]) for token in tokens]
         rounded = [[_rounded(head) for head in layer] for layer in weights.tolist()]

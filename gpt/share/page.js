@@ -133,7 +133,19 @@ function beginReply(content) {
     $("prompt").value = "";
   }
   if (!turns.length) throw new Error("type a message first");
-  return say("assistant", "Model", "");
+  const bubble = say("assistant", "Model", "");
+  $("text").scrollTop = $("text").scrollHeight;
+  return bubble;
+}
+
+// Take back a message that got no reply, so that it can be sent again. `content` is empty if the reply to an
+// earlier message was to be written again.
+function takeBack(content) {
+  text.box.parentElement.remove();
+  if (!content) return;
+  turns.pop();
+  $("text").lastChild.remove();
+  $("prompt").value ||= content;
 }
 
 // Add a message to the chat, and return its bubble.
@@ -158,6 +170,8 @@ async function generate({ repeats = false } = {}) {
   if (running) return;
   setRunning(new AbortController());
   const watching = moment() !== undefined;
+  const before = text;
+  let typed = "";
   latest++;
   for (const id of ["error", "speed", "copied"]) $(id).textContent = "";
   if (!watching) {
@@ -166,15 +180,19 @@ async function generate({ repeats = false } = {}) {
   }
   try {
     if (!about) await follow();
-    begin(about.chat && repeats ? "" : $("prompt").value);
+    typed = about.chat && repeats ? "" : $("prompt").value;
+    begin(typed);
     await write();
-    const mark = text.marks.find(([, token]) => token.index >= chosen) ?? text.marks.at(-1);
-    if (watching && mark) await showAttention(text, ...mark);
-    if (about.copied) await showCopied(text);
+    if (text.box.isConnected) await showMore(watching);
   } catch (error) {
-    if (error.name !== "AbortError") showError(error);
+    if (error.name !== "AbortError") {
+      showError(error);
+      if (about?.chat && text !== before && !text.tokens.length && text.box.isConnected) takeBack(typed);
+    }
   }
-  if (turns.at(-1)?.role === "user") turns.push({ role: "assistant", content: text.box.textContent });
+  if (turns.at(-1)?.role === "user" && text.box.isConnected) {
+    turns.push({ role: "assistant", content: text.box.textContent });
+  }
   setRunning(null);
   if (again) {
     again = false;
@@ -182,9 +200,17 @@ async function generate({ repeats = false } = {}) {
   }
 }
 
+// Show what a text attends to, while one watches the training, and what of it is copied.
+async function showMore(watching) {
+  const mark = text.marks.find(([, token]) => token.index >= chosen) ?? text.marks.at(-1);
+  if (watching && mark) await showAttention(text, ...mark);
+  if (about.copied) await showCopied(text);
+}
+
 async function write() {
   const start = performance.now();
   await backend.complete(text.form, choice => {
+    if (!text.box.isConnected) return;  // a new chat was begun meanwhile
     add(text, choice);
     const rate = text.tokens.length / ((performance.now() - start) / 1000);
     $("speed").textContent = `${text.tokens.length} tokens, ${Number(rate.toPrecision(3))} per second`;
@@ -449,7 +475,9 @@ $("prompt").addEventListener("keydown", event => {
   event.preventDefault();
   generate();
 });
-$("key").addEventListener("change", () => follow().catch(showError));
+$("key").addEventListener("change", () => {
+  follow().then(() => { $("error").textContent = ""; }).catch(showError);
+});
 document.addEventListener("keydown", event => {
   if (event.key === "Escape") hideTip();
 });

@@ -105,7 +105,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         ratios["int8_vs_bf16"] = one["this program, int8"].times_faster_than(one["this program, bfloat16"])
         ratios["int4_vs_int8"] = one["this program, int4"].times_faster_than(one["this program, int8"])
         small = small_model(2 if quick else 9)
-        rows += rows_of(small, 64, "1.7 million weights, batch 1")
+        rows += rows_of(small, 64, "0.9 million weights, batch 1")
         program, pytorch = small.values()
         ratios["small_program_vs_pytorch"] = program.times_faster_than(pytorch)
     return Report(
@@ -137,8 +137,8 @@ def build_program(model: GPT) -> None:
 
 
 def small_model(rounds: int) -> dict[str, Timing]:
-    """A model as `make train` makes it, with the compiled program and with PyTorch only."""
-    config = GPTConfig(vocab_size=2048, context_length=128, emb_dim=128, num_heads=4, num_layers=7)
+    """A model as a plan of two minutes has it, with the compiled program and with PyTorch only."""
+    config = GPTConfig(vocab_size=4096, context_length=128, emb_dim=128, num_heads=4, num_layers=2)
     compiled, plain = GPT(config).eval(), GPT(config).eval()
     build_program(compiled)
     texts = {
@@ -200,7 +200,8 @@ def memory_bytes(device: str) -> int:
 
 
 def read_memory(device: str) -> float:
-    """Read so much once."""
+    """Read so much once. A product with a vector reads faster than a sum, which does not saturate memory."""
     if not _memory:
-        _memory.append(torch.ones(memory_bytes(device) // 4, device=device))
-    return _memory[0].sum().item()
+        _memory.append(torch.ones(memory_bytes(device) // 4, device=device).view(-1, 1024))
+        _memory.append(torch.ones(1024, device=device))
+    return torch.mv(*_memory)[0].item()

@@ -23,17 +23,21 @@ TRAIN = (
     "-m scripts.base_train --device-type=cpu --head-dim=32 --window-pattern=L --max-seq-len=128 "
     "--device-batch-size=16 --total-batch-size=2048 --eval-every=-1 --core-metric-every=-1 --sample-every=-1"
 )
-# Windows of 128 tokens, each scored once after its first token, as nanoGPT's are.
+# Windows of 128 tokens, each scored once after its first token, as nanoGPT's are. As in training, a token
+# that stands for no text begins each paragraph; to predict that one costs nothing.
 SCORE = """
-import sys, torch
+import re, sys, torch
 from nanochat.checkpoint_manager import load_model
 model, tokenizer, _ = load_model("base", torch.device("cpu"), phase="eval")
 text = open(sys.argv[1], encoding="utf-8").read()
-ids = torch.tensor([tokenizer.get_bos_token_id(), *tokenizer.encode(text)])
+begin = tokenizer.get_bos_token_id()
+paragraphs = [part for part in re.split(r"(?<=\\n\\n)", text) if part]
+ids = torch.tensor([id_ for part in paragraphs for id_ in (begin, *tokenizer.encode(part))])
 nats, size = 0.0, 128
 with torch.no_grad():
     for start in range(0, len(ids) - 1, size):
         x, y = ids[start : start + size][: len(ids) - 1 - start], ids[start + 1 : start + 1 + size]
+        y = torch.where(y == begin, -1, y)
         nats += model(x[None], y[None], loss_reduction="sum").item()
 print(nats / len(text.encode()) / torch.log(torch.tensor(2.0)).item())
 """

@@ -28,6 +28,8 @@ class Ended:
     """stderr of rank 0."""
     errs: list[str] = field(default_factory=list)
     """stderr of each."""
+    is_late: bool = False
+    """Whether the time was over before all had ended."""
 
     @property
     def status(self) -> int:
@@ -65,8 +67,9 @@ def run_beside(folder: Path, commands: list[list[str]], seconds_between: float) 
 def _wait(folder: Path, started: list[int], seconds: float) -> Ended:
     """Wait for all, which are killed after so many seconds, or once one of them was killed."""
     running, deadline = set(started), time.monotonic() + seconds
+    is_late = False
     while running:
-        killed = time.monotonic() > deadline
+        killed = is_late = time.monotonic() > deadline
         for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -77,7 +80,7 @@ def _wait(folder: Path, started: list[int], seconds: float) -> Ended:
         time.sleep(0.005)
     statuses = [int(_text(folder / f"status.{number}") or -9) for number in range(len(started))]
     errs = [_text(folder / f"err.{number}") for number in range(len(started))]
-    return Ended(statuses=statuses, err=errs[0], errs=errs)
+    return Ended(statuses=statuses, err=errs[0], errs=errs, is_late=is_late)
 
 
 def _text(file: Path) -> str:

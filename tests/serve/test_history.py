@@ -14,6 +14,7 @@ from gpt.attention import capture_weights
 from gpt.evaluation.copied import Copied
 from gpt.generation import for_decoding, generate
 from gpt.serve.history import History
+from gpt.serve.limits import RequestLimits
 from gpt.weights.load import load
 from tests.generation.conftest import sharp
 from tests.serve.server import MODEL, TOKENIZER, choice_of, connected, httpx, listening, new_app, post
@@ -54,6 +55,21 @@ def test_text_and_attention_of_a_step_are_those_of_its_weights(run, step):
     with torch.no_grad(), capture_weights(model) as captured:
         model(torch.tensor([TOKENIZER.encode("Hiyayou")]))
     expected = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, tokens)
+    torch.testing.assert_close(torch.tensor(answer["weights"]), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("most", [256, 20])
+def test_attention_is_that_of_the_window_in_generation(most):
+    """80 tokens in a context of 64: the model sees those from 32 on. Of these the last `most` are shown."""
+    ids = TOKENIZER.encode("abcdefgh" * 10)
+    app = new_app(limits=RequestLimits(attention_tokens=most))
+    answer = post(app, "/attention", prompt=ids, tokens=[]).json()
+    shown = ids[max(32, len(ids) - most) :]
+    positions = torch.arange(48 - len(shown), 48)[None]
+    with torch.no_grad(), capture_weights(MODEL) as captured:
+        MODEL(torch.tensor([shown]), positions=positions)
+    expected = torch.stack([layer[0, :, -1] for layer in captured.values()])
+    assert len(ids) == 80 and len(answer["tokens"]) == len(shown)
     torch.testing.assert_close(torch.tensor(answer["weights"]), expected, atol=1e-4, rtol=0)
 
 

@@ -121,7 +121,8 @@ def test_an_error_is_shown_and_the_key_asked_for(open_page):
     page = open_page(new_app(api_key="secret"))
     page.wait_for_text("#error", "API key")
     assert page.shows("#key")
-    page.find("#key").send_keys("secret")
+    page.find("#key").send_keys("secret\t")
+    page.wait(lambda: page.text("#error") == "")
     assert page.generate("Hi", 5).startswith("Hi")
     assert page.text("#error") == ""
     page.find("#seed").send_keys("x")
@@ -274,3 +275,33 @@ def test_what_is_typed_into_a_chat_stays_while_other_weights_reply(open_page, ru
     page.wait_for_the_end()
     assert page.find("#prompt").get_property("value") == "half a mess"
     assert [turn.get_property("textContent") for turn in page.all(".turn.user")] == ["Hi"]
+
+
+def chatting(page, *messages: str) -> None:
+    page.set_slider("max_tokens", 20)
+    for message in messages:
+        page.find("#prompt").send_keys(f"{message}\n")
+        page.wait_for_the_end()
+
+
+def test_a_long_chat_stays_at_its_end(open_page):
+    page = open_page(new_app(template=TEMPLATE), height=500)
+    page.wait_for("#clear")
+    chatting(page, *["A message that takes some lines of the page" * 3] * 5)
+    box = "const box = document.getElementById('text');"
+    assert page.run(f"{box} return box.scrollHeight > 2 * box.clientHeight")
+    assert page.run(f"{box} return box.scrollHeight - box.clientHeight - box.scrollTop") < 40
+
+
+def test_a_message_without_a_reply_can_be_sent_again(open_page):
+    page = open_page(new_app(template=TEMPLATE))
+    page.wait_for("#clear")
+    page.find("#seed").send_keys("x")  # is refused
+    chatting(page, "Hi")
+    page.wait_for_text("#error", "seed")
+    assert page.find("#prompt").get_property("value") == "Hi"
+    assert not page.all(".turn")
+    page.find("#seed").clear()
+    chatting(page, "")
+    assert [turn.get_property("textContent") for turn in page.all(".turn.user")] == ["Hi"]
+    assert len(page.all(".turn.assistant")) == 1 and page.text("#error") == ""
