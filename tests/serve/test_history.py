@@ -60,7 +60,7 @@ def test_text_and_attention_of_a_step_are_those_of_its_weights(run, step):
 
 @pytest.mark.parametrize("most", [256, 20])
 def test_attention_is_that_of_the_window_in_generation(most):
-    """80 tokens in a context of 64: the model sees those from 32 on. Of these the last `most` are shown."""
+    """80 tokens in a context of 64: the model sees those from 32 on, and the last `most` are shown."""
     ids = TOKENIZER.encode("abcdefgh" * 10)
     app = new_app(limits=RequestLimits(attention_tokens=most))
     answer = post(app, "/attention", prompt=ids, tokens=[]).json()
