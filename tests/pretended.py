@@ -25,7 +25,7 @@ class Pretended:
 
     def train(self, training, folder, watch):
         steps = training.steps
-        self.trained.append((training.recipe.variant.name, training.text.name, training.seed, steps))
+        self.trained.append((training.candidate.variant.name, training.text.name, training.seed, steps))
         bits, milliseconds = self.reach(*self.trained[-1])
         run = folder / "runs" / training.name
         run.mkdir(parents=True)

@@ -148,10 +148,10 @@ def synchronize(device: str) -> None:
 @contextmanager
 def listening(app: Any, limits: Any = None, log_level: str = "error") -> Iterator[str]:
     """The address of a server in a thread of this process."""
-    from gpt.serve.limits import Limits
+    from gpt.serve.limits import RequestLimits
     from gpt.serve.server import Server
 
-    server = Server(app, limits or Limits(), host="127.0.0.1", port=0, log_level=log_level)
+    server = Server(app, limits or RequestLimits(), host="127.0.0.1", port=0, log_level=log_level)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

@@ -100,7 +100,7 @@ def test_a_chunk_is_cut_for_the_cache_of_a_cpu_alone():
     """Elsewhere each part would be a dozen kernels more, a thousand parts per batch."""
     logits, targets = torch.zeros(50, 50304, device="meta"), torch.zeros(50, 1, device="meta").long()
     with Memory() as memory:
-        loss._in_cache(logits, targets, False)
+        loss._divided(logits, targets, False)
     assert memory.peak >= logits.nbytes
 
 
