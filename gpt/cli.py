@@ -129,18 +129,19 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
             more = {"began": began, "alone": alone} if name in TIMED else {}
             function([name, *arguments], **more)
             return
+        hints = get_type_hints(function)
+        hints.pop("return", None)  # the others are the options
         parser = _parser(name, function)
         spelled = _spell_out(arguments, function)
         _check_names(spelled, function)
         try:
             parsed = parser.parse_args(spelled)
-            _check_not_null(parsed, function)
+            _check_not_null(parsed, hints)
             options = parser.instantiate(parsed)
         except jsonargparse.ArgumentError:
             _check_values(spelled, parser, function)
             raise
-        given = {option: options[option] for option in inspect.signature(function).parameters}
-        hints = get_type_hints(function)
+        given = {option: options[option] for option in hints}
         for option, value in given.items():
             if value is not None and _is_path(hints[option]):
                 given[option] = Path(value)
@@ -184,13 +185,12 @@ def _check_values(arguments: list[str], parser: "ArgumentParser", function: Call
     check_options(parser, arguments, typed)
 
 
-def _check_not_null(parsed: "Namespace", function: Callable[..., object]) -> None:
+def _check_not_null(parsed: "Namespace", hints: dict[str, object]) -> None:
     """Raise InputError for an option that is null in a file for --config, if it needs a value.
 
     jsonargparse takes null for an option of any type.
     """
-    for option in inspect.signature(function).parameters:
-        hint = get_type_hints(function)[option]
+    for option, hint in hints.items():
         if parsed[option] is None and NoneType not in get_args(hint):
             kind, _ = _kind_of(hint)
             expected = "a mapping" if is_dataclass(kind) else kind_in_words(kind)

@@ -24,8 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-PIP_SOURCES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX", "CONFIG_FILE")
-SOURCES = re.compile(r"\b(index-url|extra-index-url|find-links|no-index)=")  # among pip's settings
+SOURCES = ("index-url", "extra-index-url", "find-links", "no-index")  # pip's settings of where packages are
 NO_CPU_INDEX = "PyTorch's own index does not answer: PyPI's build is taken, on Linux with gigabytes of CUDA"
 NO_CUDA_ON_WINDOWS = "PyPI's PyTorch for Windows has no CUDA: pytorch.org has the --index-url for your GPU"
 TORCH_UNCHECKED = "PyTorch's CPU build is not in lock.txt: its hash was not checked"
@@ -53,8 +52,9 @@ def pip_has_own_sources() -> bool:
     command = [sys.executable, "-m", "pip", "config", "list"]
     settings = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if settings.returncode:  # this Python has no pip, but that of the environment will read these variables
-        return any(f"PIP_{name}" in os.environ for name in PIP_SOURCES)
-    return SOURCES.search(settings.stdout) is not None
+        variables = [f"PIP_{name.upper().replace('-', '_')}" for name in (*SOURCES, "config-file")]
+        return any(variable in os.environ for variable in variables)
+    return re.search(rf"\b({'|'.join(SOURCES)})=", settings.stdout) is not None
 
 
 def locked(groups: set[str], lock: Path = ROOT / "lock.txt") -> str:

@@ -32,7 +32,7 @@ class Diverged(Exception):
 
 
 class Runner(Protocol):
-    """What reads the options of variants and trains them."""
+    """Reads the options of variants and trains them, in processes or, in tests, only in appearance."""
 
     def options(self, variant: Variant) -> JsonObject:
         """Return all options of a variant, with defaults; InputError for options that `gpt fit` rejects."""

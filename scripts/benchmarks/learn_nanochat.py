@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 SIZES = ((4, 2048), (2, 8192))  # layers and tokens of the vocabulary
 WIDTH = 128
+PARAGRAPH_END = r"(?<=\n\n)"  # each paragraph is a document of its own, in training and in scoring
 TOKENIZER = "-m scripts.tok_train --vocab-size="
 # An update has 2,048 tokens, ours has 1,536; nanochat's learning rates follow from them.
 TRAIN = (
@@ -31,7 +32,7 @@ from nanochat.checkpoint_manager import load_model
 model, tokenizer, _ = load_model("base", torch.device("cpu"), phase="eval")
 text = open(sys.argv[1], encoding="utf-8").read()
 begin = tokenizer.get_bos_token_id()
-paragraphs = [part for part in re.split(r"(?<=\\n\\n)", text) if part]
+paragraphs = [part for part in re.split(sys.argv[2], text) if part]
 ids = torch.tensor([id_ for part in paragraphs for id_ in (begin, *tokenizer.encode(part))])
 nats, size = 0.0, 128
 with torch.no_grad():
@@ -61,7 +62,7 @@ def _train(
     """
     shards = base / "base_data_climbmix"
     shards.mkdir(parents=True)
-    documents = [part for part in re.split(r"(?<=\n\n)", learned.read_text(encoding="utf-8")) if part]
+    documents = [part for part in re.split(PARAGRAPH_END, learned.read_text(encoding="utf-8")) if part]
     # The last shard is its validation part, which is not looked at.
     for number, texts in enumerate((documents, documents[-100:])):
         parquet.write_table(
@@ -90,5 +91,5 @@ def _train(
     if not 0.95 <= seconds / budget <= 1.0:  # the short runs misjudged its speed
         steps = int(steps * (0.98 * budget - tokenizer) / (seconds - tokenizer))
         seconds = tokenizer + train(steps)
-    scored = run_python(["-c", SCORE, str(held_out)], checkout, environment)
+    scored = run_python(["-c", SCORE, str(held_out), PARAGRAPH_END], checkout, environment)
     return float(scored.split()[-1]), seconds
