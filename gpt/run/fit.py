@@ -246,6 +246,7 @@ def summarize(training: Training) -> None:
             report(f"temperature scaling: {what}", prefix="")
     if loop.origin.plan:
         summary["planned"], summary["reached"] = planned_and_reached(training, summary)
+    if loop.run.planned_seconds is not None:
         write_steps_made(training)
     write_json(folder / "summary.json", summary)
     is_chat = training.data.prepared.template is not None

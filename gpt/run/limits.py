@@ -209,7 +209,7 @@ class Limits:
     Args:
         options: the run's options; their limits count over all resumes.
         run: where the run stands. A resumed run makes as many updates as its checkpoint says, unless its
-            limits were changed.
+            limits were changed. If these updates are a part of a plan's time, a further part may follow.
         plan: the plan of a run with a time limit; its steps are an estimate that the clock corrects.
         deadline: whether the process has to end at a certain time; `begin` receives the time left.
     """
@@ -218,17 +218,20 @@ class Limits:
         self, options: Options, run: RunPart, plan: Plan | None = None, deadline: bool = False
     ) -> None:
         trainer = options.trainer
-        self.has_time = deadline or trainer.max_seconds is not None
+        self._has_minutes = deadline or run.is_part
+        self.has_time = self._has_minutes or trainer.max_seconds is not None
         """Whether the clock decides how many updates there are."""
         if trainer.max_steps == trainer.max_epochs == -1 and not self.has_time:
             raise InputError("the run needs an end: give --trainer.max_steps, max_epochs or max_time")
         self.options = options
         self.run = run
         self._plan = plan
-        self._deadline = deadline
         self._fixed = _NO_END  # by steps and epochs
         self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
-        self._parts = Parts(plan.steps if plan and not plan.is_whole else None)
+        if plan:
+            run.is_part = not plan.is_whole
+        guess = plan.steps if plan else run.total
+        self._parts = Parts(guess if run.is_part else None)
         is_tuning = deadline and plan is None
         self._history = LossHistory(run, options.early_stopping, stops_rising=is_tuning)
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
@@ -240,8 +243,8 @@ class Limits:
         `surplus` is `run.step` minus the updates of the present size that would have read as much text. It is
         0 unless the size of an update has changed since the run began.
         """
-        if self._plan:
-            self._take(End(self._plan.steps, "a guess"))
+        if self._plan or self.run.is_part:
+            self._take(End(self._plan.steps if self._plan else self.run.total, "a guess"))
             return
         self._fixed = first_of_steps_and_epochs(
             self.options.trainer, self.run.total, updates_per_epoch, surplus
@@ -260,13 +263,13 @@ class Limits:
         self._time = self._time_limit(left)
         plans = [f"{self._fixed.step} steps ({self._fixed.why})"] if self._fixed != _NO_END else []
         if self._time:
-            option = "max_time" if left is None else "--minutes without start and end"
+            option = "--minutes without start and end" if self._has_minutes else "max_time"
             plans.append(f"{_clock(self._time.seconds)} of training ({option})")
         first = ", whichever comes first" if len(plans) > 1 else ""
         report(f"planned: {', '.join(plans)}{first}", prefix="")
         if self._time:
-            # It compiles. Or a deadline counts from the start of the process, whose first update is slow.
-            first_is_slow = self.options.model.compile or self._deadline
+            # It compiles. Or the time counts from the start of the process, whose first update is slow.
+            first_is_slow = self.options.model.compile or self._has_minutes
             if not first_is_slow:
                 self._time.speed.begin(run.seconds)
             self._keep_time(run.seconds)
@@ -294,6 +297,7 @@ class Limits:
             if end := self._parts.extend(run, self._in_time(self._time, elapsed)):
                 self._take(end)
             else:
+                run.is_part = self._parts.end != _NO_END
                 self._keep_time(elapsed)
                 report(f"after step {run.step}: the held-out loss still falls, {run.total} steps")
 
@@ -355,18 +359,23 @@ class Limits:
 
     def _time_limit(self, left: float | None) -> TimeLimit | None:
         """Return the limit of time that a deadline sets, or else the option; None without either."""
-        seconds = self.options.trainer.max_seconds
+        run = self.run
         if left is not None:
-            seconds = self.run.seconds + left - END_SECONDS
             if left <= END_SECONDS:
                 raise InputError("the time is over before the first step: give more --minutes")
-        if seconds is None:
+            seconds = run.seconds + left - END_SECONDS
+            if self._plan:
+                run.planned_seconds = seconds
+        elif run.is_part and run.planned_seconds is not None:
+            seconds = run.planned_seconds
+        elif (most := self.options.trainer.max_seconds) is not None:
+            # It does not count the last validation.
+            return TimeLimit(most, f"max_time {_clock(most)}", includes_last=False)
+        else:
             return None
-        name = "the time of --minutes is over" if self._deadline else f"max_time {_clock(seconds)}"
         slower = self._plan.slower if self._plan else 1.0
         validation = self._plan.validation if self._plan else 0.0
-        # `max_time` does not count the last validation.
-        return TimeLimit(seconds, name, slower, validation, includes_last=self._deadline)
+        return TimeLimit(seconds, "the time of --minutes is over", slower, validation, includes_last=True)
 
 
 def first_of_steps_and_epochs(

@@ -272,6 +272,8 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     for name in _changed(saved, given):
         if name in _LIMITS:
             run.total = 0
+            run.planned_seconds = None
+            run.is_part = False
         lines.append(f"changed {name}: {shown(saved[name])} -> {shown(given[name])}")
     if command == "fit":
         report(*lines, *_other_processes(options, written))

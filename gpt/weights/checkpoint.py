@@ -122,6 +122,11 @@ class RunPart:
     """Seconds of training and validation."""
     seconds_per_step: float | None = None
     """Recent seconds per update in a run with a time limit; for the last fifth, those of an early update."""
+    planned_seconds: float | None = None
+    """Seconds of training and validation that --minutes allows, over all resumes; None without a plan. The
+    `trainer.max_steps` of such a run are a guess."""
+    is_part: bool = False
+    """Whether `total` ends only a part of these seconds: see `gpt.run.limits.Parts`."""
     best_loss: float | None = None
     """Lowest validation loss so far, in nats per token; with temperature scaling, the scaled loss."""
     best_step: int = 0

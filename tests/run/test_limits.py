@@ -198,6 +198,25 @@ def test_a_resumed_run_makes_the_updates_that_its_checkpoint_says(capsys):
     assert limits.why() == "as planned at its last save"
 
 
+def test_a_run_that_was_killed_in_a_part_of_its_time_gets_a_further_part_when_it_is_resumed():
+    """It was killed after 150 of the 200 steps of its first part, with 70 of its 85 seconds left."""
+    run = Run(planned(**A_PART), interval=100, minute=85.0)
+    killed = RunPart(
+        step=150, total=200, seconds=15.0, seconds_per_step=0.1, is_part=True, planned_seconds=85.0
+    )
+    options = run.limits.options
+    run.part = killed
+    run.limits = Limits(options, killed)
+    run.limits.set_steps_and_epochs(1)
+    run.limits.begin()
+    run.now = killed.seconds
+    run.train(lambda _: 0.1)
+    assert run.part.step == pytest.approx(850, abs=1)
+    assert run.validated == [200, 400, 850]
+    assert run.limits.why() == TIME
+    assert not killed.is_part
+
+
 def test_time_that_is_over_before_the_first_step_is_said():
     limits = Limits(Options(trainer=TrainerOptions(max_steps=5)), RunPart(), planned(steps=5), deadline=True)
     limits.set_steps_and_epochs(1)
