@@ -11,7 +11,7 @@ from gpt.data.rows import place
 from gpt.errors import InputError
 from gpt.plain import Json, JsonObject, parse_json, shown
 from gpt.progress import counted, notice_once
-from gpt.text.template import Part, Template
+from gpt.text.template import Part, Template, plain_message
 from gpt.text.tokenizer import split_at_words, whole_characters
 
 LONGEST_PIECE = 1 << 20  # characters
@@ -246,19 +246,11 @@ def _messages(value: Json) -> Json:
 
 
 def _openai(message: JsonObject) -> JsonObject:
-    """Return a message with OpenAI's older names: ShareGPT has others, and so have newer models' messages."""
+    """Return a message of ShareGPT or OpenAI in OpenAI's older form."""
     sender = message.get("from")
     if "role" not in message and isinstance(sender, str):
         return {"role": _ROLES.get(sender, sender), "content": message.get("value")}
-    if message.get("role") == "developer":
-        message = {**message, "role": "system"}
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    if len(texts) < len(content):  # an image, for example
-        return message
-    return {**message, "content": "".join(texts)}
+    return plain_message(message)
 
 
 def _example(messages: Json, template: Template) -> Document:

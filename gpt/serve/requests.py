@@ -12,7 +12,7 @@ from gpt.errors import InputError
 from gpt.generation import Request, Sampling, Token
 from gpt.generation.healing import Prompt, typed_prompt
 from gpt.plain import JsonObject
-from gpt.text.template import Template
+from gpt.text.template import Template, plain_message
 from gpt.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -70,11 +70,10 @@ class _Message(BaseModel):
         | None
     ) = None
 
-    def plain(self) -> dict[str, str]:
-        """Return the message in the form of a template. `developer` is a newer name of the role `system`."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+    def plain(self) -> JsonObject:
+        """Return the message in the form of a template."""
+        message = self.model_dump()
+        return plain_message({**message, "content": message["content"] or ""})
 
 
 class _Prompted(_Form):

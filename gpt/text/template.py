@@ -5,12 +5,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpt.errors import InputError
-from gpt.plain import shown
+from gpt.plain import JsonObject, shown
 from gpt.text.table import END_OF_TEXT
 from gpt.text.tokenizer import Tokenizer
 
 PLACE = "{content}"
 _LONGEST = 1 << 12
+
+
+def plain_message(message: JsonObject) -> JsonObject:
+    """Return a message of OpenAI's newer form in the older one, which `Template.parts` reads.
+
+    The newer form calls the role `system` `developer`, and can have a list of parts as the content. A content
+    whose parts are not all texts stays as it is.
+    """
+    if message.get("role") == "developer":
+        message = {**message, "role": "system"}
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(content):  # an image, for example
+        return message
+    return {**message, "content": "".join(texts)}
 
 
 class Part(NamedTuple):
@@ -93,7 +110,7 @@ class Template:
                 before += opening + content + closing
         return [*parts, Part(before, False)]
 
-    def prompt(self, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
+    def prompt(self, tokenizer: Tokenizer, messages: Sequence[JsonObject]) -> list[int]:
         """Return the token ids of the prompt for a reply.
 
         The parts are encoded one by one, as in training.
