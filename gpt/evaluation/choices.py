@@ -32,7 +32,7 @@ class Example(NamedTuple):
     prompt: tuple[int, ...]
     """`<|endoftext|>` and the text before the label."""
     label: tuple[int, ...]
-    """The last completion and the `<|endoftext|>` that ends it."""
+    """The last completion that is scored, and the `<|endoftext|>` that ends it."""
 
 
 class LabelCounts(TypedDict):
@@ -92,13 +92,14 @@ def score_choices(model: GPT, prepared: Prepared, split: str) -> ChoiceScore:
 
 
 def read_examples(prepared: Prepared, split: str) -> Iterator[Example]:
-    """Yield the examples of a split. In a conversation, the last reply is the label."""
+    """Yield the examples of a split. In a conversation, the last reply that is scored is the label."""
     stored = prepared.stream(split).tokens
     starts = prepared.document_starts(split).tolist()
     for start, end in pairwise([*starts, len(stored)]):
-        document = stored[start:end]
-        label_start = int(np.flatnonzero(~is_scored(document)).max(initial=-1)) + 1  # after the prompt
-        ids = token_ids(document).tolist()
+        scored = is_scored(stored[start:end])
+        label_end = int(np.flatnonzero(scored).max(initial=-1)) + 1
+        label_start = int(np.flatnonzero(~scored[:label_end]).max(initial=-1)) + 1
+        ids = token_ids(stored[start : start + label_end]).tolist()
         yield Example((prepared.tokenizer.eot, *ids[:label_start]), tuple(ids[label_start:]))
 
 

@@ -102,6 +102,19 @@ def test_the_command_scores_a_held_out_part_among_all_labels(model, prepared_of,
     assert set(printed["labels"]) == set(LABELS)
 
 
+def test_the_label_is_the_last_reply_that_is_scored(prepared_of):
+    """A reply of weight 0 behind it is no label, and no part of one."""
+    replies = [("yes", 1), ("no", 1), ("perhaps", 0)]
+    chat = [
+        {"role": role, "content": text, "weight": weight}
+        for number, (reply, weight) in enumerate(replies)
+        for role, text, weight in (("user", f"{number}?", 1), ("assistant", reply, weight))
+    ]
+    (example,) = read_examples(prepared_of([(chat,)], ("messages",), val_fraction=0), "train")
+    assert example.prompt == tuple(DEFAULT_TEMPLATE.prompt(TOKENIZER, chat[:3]))
+    assert example.label == (*TOKENIZER.encode("no"), TOKENIZER.eot)
+
+
 BAD = {
     "one label": ([("a", "yes"), ("b", "yes")], "prompt", "2 to 1,000 different labels .* got 1"),
     "plain text": ([("a", "b")], "text", "expected examples with a prompt and a label"),
