@@ -135,12 +135,16 @@ class Corpus:
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
         read = 0
+        is_example = False
         tolerance = Tolerance(self.skip_bad_rows)
         selections = choose_parts(self._part_sizes, most_bytes)
         for name, weight, selection in zip(self.files, self._weight_of_each, selections, strict=True):
             with named(name):
                 for piece in self._pieces(name, weight, selection, tolerance):
-                    if most_bytes is not None and read >= most_bytes + PART_BYTES:
+                    if piece.first:
+                        is_example = not piece.scored
+                    may_end = piece.first or not is_example  # a prompt without its reply is no example
+                    if may_end and most_bytes is not None and read >= most_bytes + PART_BYTES:
                         tolerance.tell()
                         return
                     read += len(piece.text.encode())

@@ -170,6 +170,16 @@ def test_compressed_text_is_read_from_its_beginning(tmp_path, small):
     assert 100_000 <= part.size == len(text_of(part.pieces())) < 110_000
 
 
+def test_the_last_example_that_is_read_has_its_reply(tmp_path, small):
+    """Whatever the bytes at which reading ends; the rows have prompts and replies of equal length."""
+    rows = [{"prompt": prose(2900, i), "completion": prose(3000, -i)} for i in range(20)]
+    corpus = find_corpus(str(write_rows(tmp_path / "a.jsonl.gz", rows)))
+    for most in range(10_000, 30_000, 3000):
+        pieces = list(corpus.pieces(most))
+        assert most < len(text_of(pieces)) < most + 12_000
+        assert pieces[-1].scored and len(pieces) % 2 == 0
+
+
 @pytest.mark.parametrize("text", ["a few words of text", "a" * 200_000, "same line\n" * 5000, "\u9053" * 999])
 def test_short_and_repetitive_texts_have_both_parts(tmp_path, text):
     pieces = divided(tmp_path / "a.txt", text).pieces()
