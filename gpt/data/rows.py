@@ -32,6 +32,7 @@ from gpt.plain import Json
 
 _BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
 _LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
+_QUOTED_NAME = re.compile(r'(?:^|(?<=[,;\t ]))"(?:[^"]|"")*"?')  # in the header of CSV
 _JSON_ADVICE = "expected an object on each line, or one array of objects"
 
 
@@ -160,20 +161,18 @@ def _as_much(texts: Iterator[str], size: int) -> str:
 def _csv_rows(lines: Iterator[str], separators: str) -> Iterator[Row]:
     """Yield the rows of CSV. Every value is text.
 
-    The header decides: the first of the separators that divides it separates the values. If blanks follow
-    the separator there, they are skipped in all rows.
+    The header decides: the first of the separators that it has outside of quotes separates the values. If
+    blanks follow the separator there, they are skipped in all rows.
     """
     csv.field_size_limit(LONGEST_VALUE)
     header = next(lines, "")
-    separator, names = separators[0], [header]
-    for one in separators:
-        parts = header.split(one)
-        if len(parts) > 1:
-            separator, names = one, parts
-            break
-    has_blanks = any(name.startswith(" ") for name in names[1:])
+    unquoted = _QUOTED_NAME.sub("", header)
+    separator = next((one for one in separators if one in unquoted), separators[0])
     reader = csv.DictReader(
-        chain([header], lines), delimiter=separator, skipinitialspace=has_blanks, strict=True
+        chain([header], lines),
+        delimiter=separator,
+        skipinitialspace=f"{separator} " in unquoted,
+        strict=True,
     )
     try:
         for row in reader:

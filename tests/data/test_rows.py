@@ -237,6 +237,7 @@ CSV = {
     "semicolons": 'prompt;completion\n"a; b";"c, d"\n',
     "tabs": "prompt\tcompletion\na; b\tc, d\n",
     "blanks": 'prompt, completion\n"a; b", "c, d"\n',
+    "quotes": '"prompt","completion"\n"a; b","c, d"\n',
 }
 
 
@@ -246,6 +247,24 @@ def test_the_header_tells_what_separates_the_values(tmp_path, text):
     path.write_text(text, "utf-8")
     (row,) = read_rows(str(path), None, list)
     assert row.value == {"prompt": "a; b", "completion": "c, d"}
+
+
+QUOTED = {
+    "first": '"a, b";text\n1;x\n',
+    "last": 'text;"a, b"\nx;1\n',
+    "with a blank": 'text,"a, b"\nx,1\n',
+    "doubled": 'text;"a, ""b"", c"\nx;1\n',
+    "inches": 'text,5" pipe,6" pipe\nx,1,2\n',
+}
+
+
+@pytest.mark.parametrize("text", QUOTED.values(), ids=QUOTED)
+def test_what_is_quoted_in_a_header_separates_nothing(tmp_path, text):
+    assert documents(write(tmp_path / "a.csv", text)) == ["x"]
+
+
+def test_a_blank_in_a_quoted_name_says_nothing_of_the_rows(tmp_path):
+    assert documents(write(tmp_path / "a.csv", 'text,"a, b"\n x,1\n')) == [" x"]
 
 
 def test_a_text_column_may_hold_semicolons(tmp_path):
