@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from gpt.data.shards import Prepared
 from gpt.data.windows import IGNORE_INDEX, each_token_once, make_batch
+from gpt.errors import InputError
 from gpt.model import GPT
 
 ERROR_BLOCKS = 32
@@ -52,9 +53,11 @@ def score_windows(
 
     Each token is scored once, or only about `most` tokens, spread over the split. `<|endoftext|>` precedes
     the first. Windows have the model's context length, and end where examples end. `isolate` keeps attention
-    within documents. The model has to be in evaluation mode.
+    within documents. The model has to be in evaluation mode. Raises InputError for a split without tokens.
     """
     stream = prepared.stream(split)
+    if not len(stream):
+        raise InputError(f"there is no text to score in the split {split}")
     length = model.config.context_length
     documents = prepared.document_starts(split) if prepared.template else None
     byte_lengths = prepared.tokenizer.byte_lengths()

@@ -12,6 +12,7 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import Stream
+from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows
 from gpt.training.module import LanguageModel
@@ -98,6 +99,11 @@ def test_a_sample_has_windows_from_all_of_a_split(window_nats):
     everything = window_nats(range(1, 97))
     assert len(everything) == 6
     assert window_nats(range(1, 97), most=32) == pytest.approx(everything[::3])
+
+
+def test_an_empty_split_is_one_line(window_nats):
+    with pytest.raises(InputError, match="there is no text to score in the split val"):
+        window_nats([])
 
 
 @torch.no_grad()
