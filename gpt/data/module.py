@@ -120,6 +120,8 @@ class TokenData(pl.LightningDataModule):
         if self.prepared.template:  # examples
             starts = self.prepared.document_starts("train")
             windows = Packed(starts, len(stream), length, is_scored(stream.tokens))
+            if not windows.count:  # `gpt prepare` leaves such examples out
+                raise InputError("no token of the training text is scored: prepare it again")
         else:
             windows = Grid(len(stream), length, self.seed, self.options.shift)
             if share := self.options.bpe_dropout:

@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.split import SPLITS
-from gpt.data.stored import Stored, StoredType, token_dtype, token_ids
-from gpt.errors import InputError
+from gpt.data.stored import Stored, StoredType, largest_id, token_dtype, token_ids
+from gpt.errors import InputError, check_least
 from gpt.plain import JsonObject, build, parse_json
 from gpt.progress import notice
+from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 
 META = "meta-4.json"  # the number changes with the format
+_META_OF_ANY_VERSION = "meta-*.json"
 INDEX_DTYPE = np.dtype("<i8")
 _STRETCH = 1 << 12  # tokens
 
@@ -47,7 +49,20 @@ class Stream:
         """Return the token before each start and `length` tokens from it on: (len(starts), length + 1).
 
         The token before the first one of the split is `<|endoftext|>`. Past the last one, rows are zero.
+        Raises InputError for an id that the vocabulary does not have.
         """
+        return self.checked(self._rows(starts, length))
+
+    def checked(self, stored: Stored) -> Stored:
+        """Return some of the stored tokens; InputError for an id that the vocabulary does not have.
+
+        This is checked where tokens are used: when a folder is opened, it may have 10 GB of them.
+        """
+        if (largest := largest_id(stored)) > self.eot:
+            raise InputError(f"{self.path} has the token {largest}, its vocabulary only {self.eot + 1}")
+        return stored
+
+    def _rows(self, starts: NDArray[np.int64], length: int) -> Stored:
         tokens = self.tokens
         slices = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
         if all(len(part) == length + 1 for part in slices):
@@ -93,8 +108,13 @@ def positions_for(lengths: NDArray[np.int64]) -> int:
 
 
 def is_prepared(corpus: str) -> bool:
-    """Whether the corpus is a folder that `gpt prepare` wrote."""
-    return (Path(corpus) / META).is_file()
+    """Whether the corpus is a folder that `gpt prepare` wrote, in this or another version."""
+    return (Path(corpus) / META).is_file() or _is_of_another_version(Path(corpus))
+
+
+def _is_of_another_version(folder: Path) -> bool:
+    has_meta = (folder / META).is_file() or not any(folder.glob(_META_OF_ANY_VERSION))
+    return (folder / "train.bin").is_file() and not has_meta
 
 
 def find_prepared(sha256: str, folders: Iterable[Path]) -> "Prepared | None":
@@ -113,27 +133,54 @@ def find_prepared(sha256: str, folders: Iterable[Path]) -> "Prepared | None":
     return None
 
 
+def _check_counts(split: str, counts: Counts) -> None:
+    """Raise InputError for counts of a split that no text has."""
+    check_least(0, **{name: count for name, count in vars(counts).items() if name != "sha256"})
+    is_divided = counts.documents <= counts.tokens and (counts.documents > 0) == (counts.tokens > 0)
+    has_scored = counts.scored_tokens <= counts.tokens and counts.scored_bytes <= counts.bytes
+    if not is_divided or not has_scored or (counts.scored_bytes and not counts.scored_tokens):
+        raise InputError(f"the counts of {split} contradict one another")
+
+
 class Prepared:
-    """A prepared folder, memory-mapped. Raises InputError if `META` or the size of a file is wrong."""
+    """A prepared folder, memory-mapped.
+
+    Raises InputError if `META`, the size of a file, or the index of the examples is wrong, and for a folder
+    of another version.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        if _is_of_another_version(self.folder):
+            raise InputError(f"{folder} was prepared by another version of this program: prepare it again")
         try:
             self.meta = build(Meta, parse_json((self.folder / META).read_text(encoding="utf-8")))
             self.counts = {split: build(Counts, self.meta.splits.get(split)) for split in SPLITS}
             self.tokenizer = Tokenizer.from_dict(self.meta.tokenizer)
             self.template = self.meta.template
+            if self.template is not None:
+                build(Template, self.template)  # it checks the texts
             self.dtype = token_dtype(self.template is not None)
             for split, counts in self.counts.items():
-                self._check(f"{split}.bin", counts.tokens * self.dtype.itemsize)
-                self._check(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
+                _check_counts(split, counts)
+                self._check_size(f"{split}.bin", counts.tokens * self.dtype.itemsize)
+                self._check_size(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
+                if self.template is not None:  # the index of plain text is read by no command
+                    self._check_starts(split, counts)
         except (OSError, ValueError) as error:
             raise InputError(f"{folder} is not what gpt prepare writes: {error}; prepare it again") from error
 
-    def _check(self, name: str, expected: int) -> None:
+    def _check_size(self, name: str, expected: int) -> None:
         size = (self.folder / name).stat().st_size
         if size != expected:
             raise InputError(f"{name} has {size} bytes, expected {expected}")
+
+    def _check_starts(self, split: str, counts: Counts) -> None:
+        """Raise InputError unless the first document of a split begins at 0, and each has tokens."""
+        starts = self.document_starts(split)
+        lengths = np.diff(starts, append=counts.tokens)
+        if starts[:1].any() or (starts < 0).any() or (lengths < 1).any():
+            raise InputError(f"the index of the documents of {split} does not fit its {counts.tokens} tokens")
 
     def stream(self, split: str) -> Stream:
         """Return the tokens of `train` or `val`."""
@@ -141,9 +188,10 @@ class Prepared:
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
         """Return about `most` ids of a split, in stretches spread evenly over it."""
-        tokens = self.stream(split).tokens
-        starts = range(0, max(1, len(tokens)), max(_STRETCH, _STRETCH * len(tokens) // most))
-        return token_ids(np.concatenate([tokens[start : start + _STRETCH] for start in starts]))
+        stream = self.stream(split)
+        starts = range(0, max(1, len(stream)), max(_STRETCH, _STRETCH * len(stream) // most))
+        spread = np.concatenate([stream.tokens[start : start + _STRETCH] for start in starts])
+        return token_ids(stream.checked(spread))
 
     def document_starts(self, split: str) -> NDArray[np.int64]:
         """Return the position in `stream(split)` of each document's first token."""

@@ -32,6 +32,12 @@ def token_ids(stored: Stored) -> NDArray[np.int64]:
     return np.maximum(ids, ~ids) if may_be_unscored(stored) else ids
 
 
+def largest_id(stored: Stored) -> int:
+    """Return the largest id of stored tokens, both scored and not scored; 0 if there are none."""
+    largest = int(stored.max(initial=0))
+    return max(largest, ~int(stored.min(initial=0))) if may_be_unscored(stored) else largest
+
+
 def is_scored(stored: Stored) -> NDArray[np.bool_]:
     """Whether each of the stored tokens is scored."""
     return stored >= 0

@@ -93,7 +93,8 @@ def score_choices(model: GPT, prepared: Prepared, split: str) -> ChoiceScore:
 
 def read_examples(prepared: Prepared, split: str) -> Iterator[Example]:
     """Yield the examples of a split. In a conversation, the last reply that is scored is the label."""
-    stored = prepared.stream(split).tokens
+    stream = prepared.stream(split)
+    stored = stream.checked(stream.tokens)
     starts = prepared.document_starts(split).tolist()
     for start, end in pairwise([*starts, len(stored)]):
         scored = is_scored(stored[start:end])

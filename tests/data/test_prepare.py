@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write, write_texts
+from corpora import write, write_rows, write_texts
 
 from gpt.data.find import find_corpus
+from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.shards import META, Prepared
 from gpt.data.split import divide_corpus
 from gpt.errors import InputError
+from gpt.evaluation.choices import read_examples
 from gpt.text.tokenizer import Tokenizer
 
 
@@ -180,6 +182,11 @@ DAMAGE = {
         lambda f: edit(f, '"documents": ', '"documents": 9'),
         r"train-documents\.bin has \d+ bytes, expected 7",
     ),
+    "a count below 0": (lambda f: edit(f, '"scored_tokens": ', '"scored_tokens": -'), "must be at least 0"),
+    "more scored than there is": (
+        lambda f: edit(f, '"scored_tokens": ', '"scored_tokens": 9'),
+        "the counts of .* contradict one another",
+    ),
 }
 
 
@@ -192,6 +199,59 @@ def test_a_damaged_folder_is_refused_and_in_the_cache_made_again(rows, damage, m
         Prepared(folder)
     assert prepare(str(rows), vocab_size=500, val_fraction=0.3) == folder
     assert contents(folder) == before
+
+
+@pytest.fixture
+def examples(tmp_path) -> Path:
+    """A prepared folder of examples."""
+    rows = [{"prompt": f"What is {i}?", "completion": str(i)} for i in range(20)]
+    path = write_rows(tmp_path / "pairs.jsonl", rows)
+    return prepare(str(path), tmp_path / "examples", vocab_size=300, val_fraction=0)
+
+
+FORGED_STARTS = {
+    "not from 0 on": [1, 9],
+    "backwards": [0, 9, 5],
+    "below 0": [0, 1 << 62, -1 << 63, -1 << 62],
+    "beyond the end": [0, 1 << 40],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("starts", FORGED_STARTS.values(), ids=FORGED_STARTS)
+def test_an_index_that_does_not_fit_the_examples_is_refused(examples, starts):
+    np.array(starts, "<i8").tofile(examples / "train-documents.bin")
+    edit(examples, '"documents": 20', f'"documents": {len(starts)}')
+    with pytest.raises(InputError, match=r"is not what gpt prepare writes: the (index|counts) of"):
+        Prepared(examples)
+
+
+def test_a_token_that_the_vocabulary_lacks_is_named_where_it_is_used(examples):
+    data = TokenData(str(examples), vocab_size=300, context_length=64)
+    tokens = np.fromfile(examples / "train.bin", "<i4")
+    for token in (300, ~300):
+        np.append(tokens[:-1], token).astype("<i4").tofile(examples / "train.bin")
+        for use in (
+            lambda: list(data.train_dataloader()),
+            lambda: Prepared(examples).spread_ids(1000, "train"),
+            lambda: list(read_examples(Prepared(examples), "train")),
+        ):
+            with pytest.raises(InputError, match=r"train\.bin has the token 300, its vocabulary only 300"):
+                use()
+
+
+def test_examples_without_a_scored_token_are_refused(examples):
+    tokens = np.fromfile(examples / "train.bin", "<i4")
+    np.where(tokens < 0, tokens, ~tokens).tofile(examples / "train.bin")
+    with pytest.raises(InputError, match="no token of the training text is scored"):
+        TokenData(str(examples), vocab_size=300, context_length=64).train_dataloader()
+
+
+def test_a_folder_of_another_version_is_no_text(rows, tmp_path):
+    folder = prepare(str(rows), tmp_path / "old", vocab_size=500)
+    (folder / META).rename(folder / "meta-3.json")
+    with pytest.raises(InputError, match="old was prepared by another version of this program: prepare it"):
+        prepare(str(folder), vocab_size=500)
 
 
 def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):
