@@ -21,9 +21,9 @@ from gpt.data.documents import (
 from gpt.data.formats import (
     PART_BYTES,
     Row,
+    errors_named,
     estimated_bytes,
     file_format,
-    named,
     read_text,
 )
 from gpt.data.hub import HubDataSet
@@ -139,7 +139,7 @@ class Corpus:
         tolerance = Tolerance(self.skip_bad_rows)
         selections = choose_parts(self._part_sizes, most_bytes)
         for name, weight, selection in zip(self.files, self._weight_of_each, selections, strict=True):
-            with named(name):
+            with errors_named(name):
                 for piece in self._pieces(name, weight, selection, tolerance):
                     if piece.first:
                         is_example = not piece.scored

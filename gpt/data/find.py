@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gpt.data import builtin
 from gpt.data.corpus import Corpus
 from gpt.data.folders import find_files, is_pattern, special_kind
-from gpt.data.formats import binary_error, has_file_ending, is_binary, named
+from gpt.data.formats import binary_error, has_file_ending, is_binary, network_errors_named
 from gpt.errors import InputError, did_you_mean
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import build, is_hub_name, parse_yaml
@@ -157,7 +157,7 @@ def _download(url: str, sha256: str | None) -> str:
 
     notice(f"downloading {url} to {path}")
     with atomic_write(path, "wb") as near:
-        with named(url), fsspec.filesystem(protocol).open(url, "rb") as far:
+        with network_errors_named(url), fsspec.filesystem(protocol).open(url, "rb") as far:
             shutil.copyfileobj(far, near)
         near.flush()
         _check_sha256(near.name, sha256, url)

@@ -1,7 +1,7 @@
 """Find out the format, compression and encoding of a file, and read its text.
 
 A text is read in parts, so memory does not grow with the file. The messages of InputErrors follow the file's
-name, which `named` puts before them.
+name, which `errors_named` puts before them.
 """
 
 import bz2
@@ -34,6 +34,7 @@ _Opened: TypeAlias = io.BufferedReader | gzip.GzipFile | bz2.BZ2File | lzma.LZMA
 _Decompress: TypeAlias = Callable[[str | io.BufferedReader, Literal["rb"]], _Opened]
 _DECOMPRESSED: dict[str, _Decompress] = {".gz": gzip.open, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
 _LONGEST_LINE = 1 << 16  # bytes; a longer line of text is cut up
+_ERRORS_OF_BYTES = (OSError, EOFError, MemoryError, UnicodeError, zlib.error, lzma.LZMAError)
 _HEAD = 1 << 13  # bytes at the beginning that tell what a file is
 _BLANKS = " \t\r\n"
 _WESTERN = 0.2  # in Western European text at most this share of the bytes is beyond ASCII
@@ -122,21 +123,44 @@ def _open(name: str) -> _Opened:
     return open(name, "rb") if decompress is None else decompress(name, "rb")
 
 
-@contextmanager
-def named(name: str) -> Iterator[None]:
-    """Turn every error into an InputError that names the file.
+class ReadError(InputError):
+    """The error for a file, a URL or a data set that cannot be read. The message names it."""
 
-    All exceptions are caught, as those of decompression, protocols and pyarrow have no common class.
+    def __init__(self, name: str, cause: Exception) -> None:
+        line = str(cause).strip().partition("\n")[0]
+        super().__init__(f"cannot read {name} ({type(cause).__name__}: {line})")
+
+
+@contextmanager
+def errors_named(name: str) -> Iterator[None]:
+    """Put the name of the file before the message of an InputError. Errors of reading become a ReadError."""
+    try:
+        yield
+    except ReadError:
+        raise
+    except InputError as error:
+        raise InputError(f"{name} {error}") from None
+    except _errors_of_reading() as error:
+        raise ReadError(name, error) from error
+
+
+def _errors_of_reading() -> tuple[type[Exception], ...]:
+    """Return the errors of reading a file. Arrow is imported only for them, as that takes long."""
+    from pyarrow import ArrowException
+
+    return (*_ERRORS_OF_BYTES, ArrowException)
+
+
+@contextmanager
+def network_errors_named(name: str) -> Iterator[None]:
+    """Turn every error into a ReadError, around a library that reads from the network.
+
+    The errors of `fsspec`, of `datasets` and of the packages that these use have no common class.
     """
     try:
         yield
-    except InputError as error:
-        raise InputError(f"{name} {error}") from None
-    except RecursionError:
-        raise InputError(f"{name} is nested too deeply") from None
     except Exception as error:
-        line = str(error).strip().partition("\n")[0]
-        raise InputError(f"cannot read {name} ({type(error).__name__}: {line})") from error
+        raise ReadError(name, error) from error
 
 
 class Head(NamedTuple):
@@ -172,7 +196,7 @@ def is_binary(name: str) -> bool:
         return True
     try:
         head = look(name)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error):  # the error is reported when the file is read
+    except _ERRORS_OF_BYTES:  # the error is reported when the file is read
         return False
     return head.has_nul and head.encoding is None
 
@@ -229,7 +253,7 @@ def estimated_bytes(name: str) -> int:
     """Estimate a file's bytes, decompressed and in UTF-8, from its first 4 MB. A shorter one is exact."""
     size = os.stat(name).st_size
     read = 0
-    with named(name), open(name, "rb") as raw:
+    with errors_named(name), open(name, "rb") as raw:
         decompress = _decompress_of(name)
         text = _as_utf8(name, raw if decompress is None else decompress(raw, "rb"))
         while read < _SAMPLED:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpt.data.formats import Choose, Row
+from gpt.data.formats import Choose, Row, network_errors_named
 from gpt.data.parquet import arrow_rows
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
+    from pyarrow import Table
 
 _BATCH = 256  # rows in memory at once
 
@@ -31,21 +32,28 @@ class HubDataSet:
 
     def rows(self, choose: Choose) -> Iterator[Row]:
         """Yield the rows in order, with the columns that `choose` takes of those in the first row."""
-        first = next(iter(self._stream.with_format("arrow").iter(batch_size=1)), None)
+        first = next(self._tables(1), None)
         if first is None:
             return
         columns = list(choose(first.column_names))
         number = 0
-        for table in self._stream.select_columns(columns).with_format("arrow").iter(batch_size=_BATCH):
+        for table in self._tables(_BATCH, columns):
             for value in arrow_rows(table, columns):
                 number += 1
                 yield Row(number, value)
 
+    def _tables(self, rows: int, columns: list[str] | None = None) -> "Iterator[Table]":
+        """Yield the rows in tables of so many, with all columns or only these."""
+        with network_errors_named(f"hub:{self.name}"):
+            stream = self._stream if columns is None else self._stream.select_columns(columns)
+            yield from stream.with_format("arrow").iter(batch_size=rows)
+
     def estimated_bytes(self, bytes_per_row: float) -> int:
         """Estimate the bytes of text: by the number of rows, or else as many as the files have."""
-        splits = self._stream.info.splits
-        rows = splits["train"].num_examples if splits and "train" in splits else None
-        return round(rows * bytes_per_row) if rows else self._stored_bytes()
+        with network_errors_named(f"hub:{self.name}"):
+            splits = self._stream.info.splits
+            rows = splits["train"].num_examples if splits and "train" in splits else None
+            return round(rows * bytes_per_row) if rows else self._stored_bytes()
 
     def _stored_bytes(self) -> int:
         """Return the size in bytes of the files, which are compressed."""

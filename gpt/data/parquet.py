@@ -89,10 +89,14 @@ def _repeats_large_values(chunk: "ColumnChunkMetaData") -> bool:
 
 
 def arrow_rows(table: "Table | RecordBatch", columns: Sequence[str]) -> Iterator[JsonObject | InputError]:
-    """Yield the rows of an Arrow table as Python values, one at a time."""
+    """Yield the rows of an Arrow table as Python values, one at a time; an InputError for a bad row."""
     values = [table.column(name) for name in columns]
     for number in range(table.num_rows):
-        row = {name: column[number].as_py() for name, column in zip(columns, values, strict=True)}
+        try:
+            row = {name: column[number].as_py() for name, column in zip(columns, values, strict=True)}
+        except (ValueError, OverflowError) as error:  # Python has no time after the year 9999, for example
+            yield InputError(f"holds a value that Python cannot represent: {error}")
+            continue
         texts = {name: value for name, value in row.items() if isinstance(value, str)}
         large = [name for name, text in texts.items() if len(text) > LONGEST_VALUE]
         yield InputError(f"column {large[0]!r} has more than {LONGEST_VALUE >> 20} MB") if large else row

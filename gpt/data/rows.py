@@ -19,10 +19,10 @@ from gpt.data.formats import (
     Choose,
     Row,
     ending_of,
+    errors_named,
     file_format,
     is_compressed,
     look,
-    named,
     opened,
     read_text,
 )
@@ -48,7 +48,7 @@ def part_sizes(name: str, choose: Choose) -> list[int]:
     if kind == "hub" or is_compressed(name):
         return []
     if kind == "parquet":
-        with named(name):
+        with errors_named(name):
             return group_sizes(name, choose) or [0]
     head = look(name)
     if head.encoding:
@@ -135,6 +135,10 @@ def _array_rows(texts: Iterator[str]) -> Iterator[Row]:
             text = text[at:] + more
             at = 0
             continue
+        except RecursionError:
+            raise InputError("is nested too deeply") from None
+        except ValueError as error:  # Python refuses to parse a number of thousands of digits
+            raise InputError(f"in line {line}: {error}") from None
         yield Row(line, value)
         line += text.count("\n", at, end)
         at = end

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+from unittest.mock import Mock
 
 import pytest
 from corpora import documents, memory_limit, write, write_rows, write_texts
@@ -69,6 +70,7 @@ BAD_FILES = {
         r"in line 3: the array is no JSON, Expecting value",
     ),
     "a number in an array": ("a.json", '[\n{"text": "x"}, 7]', "in line 2: expected an object, got 7"),
+    "thousands of digits in an array": ("a.json", f'[\n{{"text": {"7" * 5000}}}]', "in line 2: Exceeds the"),
     "text after an array": ("a.json", '[{"text": "x"}]\n{}', "in line 1: text follows the end of the array"),
     "too many values": (
         "a.csv",
@@ -131,6 +133,14 @@ def test_bad_files_are_named_with_the_place(tmp_path, capfd, name, content, mess
         documents(write(tmp_path / name, content))
     assert "\n" not in str(error.value)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, AttributeError])
+def test_a_mistake_of_this_program_is_not_called_an_unreadable_file(tmp_path, monkeypatch, error):
+    monkeypatch.setattr("gpt.data.corpus.read_documents", Mock(side_effect=error("a mistake")))
+    with pytest.raises(error, match="a mistake") as raised:
+        documents(write_texts(tmp_path / "a.jsonl", ["text"]))
+    assert raised.type is error
 
 
 def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch):

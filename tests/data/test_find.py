@@ -5,7 +5,10 @@ import hashlib
 import json
 import re
 from itertools import zip_longest
+from unittest.mock import Mock
 
+import aiohttp
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -87,6 +90,16 @@ def test_hub_data_sets(hub, texts):
         documents(recipe, text_column="body")
     with pytest.raises(InputError, match=r"cannot read .*owner/name.*missing"):
         documents(hub("subset: missing"))
+
+
+@pytest.mark.parametrize("error", [aiohttp.ClientError, httpx.HTTPError, KeyError, TimeoutError])
+def test_every_error_of_the_network_names_the_data_set(hub, monkeypatch, error):
+    """`datasets` and what it uses raise errors that have no common class."""
+    monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error("no answer")))
+    corpus = find_corpus(str(hub("subset: plain")))
+    for use in (lambda: list(corpus.pieces()), lambda: corpus.estimated_size(0, 0)):
+        with pytest.raises(InputError, match=rf"cannot read hub:owner/name \({error.__name__}: .*no answer"):
+            use()
 
 
 def test_a_corpus_file_asks_the_hub_for_its_revision(hub, monkeypatch):

@@ -233,6 +233,15 @@ def test_the_size_of_a_compressed_text_is_estimated_from_its_beginning(tmp_path)
     assert 5 << 20 < corpus.estimated_size(0, 0) == pytest.approx(len(text), rel=0.1)
 
 
+def test_a_time_that_python_cannot_represent_is_in_a_bad_row(tmp_path):
+    """As every value of a column of lists is read, though only its texts are used."""
+    times = pa.array([[0], [1 << 53]], pa.list_(pa.timestamp("ms")))
+    pq.write_table(pa.table({"text": times}), tmp_path / "a.parquet")
+    first, second = read_rows(str(tmp_path / "a.parquet"), None, list)
+    assert len(first.value["text"]) == 1
+    assert isinstance(second.value, InputError)
+
+
 CSV = {
     "semicolons": 'prompt;completion\n"a; b";"c, d"\n',
     "tabs": "prompt\tcompletion\na; b\tc, d\n",
