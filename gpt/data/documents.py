@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     first: bool = True  # whether a document begins with this piece
     scored: bool = True  # whether the model learns to write it; the first piece of an example is not scored
     split: str = ""  # `train` or `val`, see `gpt.data.split`
-    ends: bool = False  # whether `<|endoftext|>` follows a piece that is not scored, see `Part.ends`
+    ends: bool = False  # whether it is the last piece of a reply; a text ends where the next one begins
     key: str = ""  # of the first piece of an example: see `Document.key`
 
 
@@ -223,7 +223,7 @@ def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document
         messages = _messages(value)
         return _example(messages, template) if messages else Document([])
     text = _text(name, value)
-    return Document([Part(text, True)] if text else [])
+    return Document([Part(text, scored=True, ends=False)] if text else [])
 
 
 def _text(name: str, value: object) -> str:
@@ -254,8 +254,8 @@ def _openai(message: JsonObject) -> JsonObject:
 
 
 def _example(messages: Json, template: Template) -> Document:
-    *parts, rest = template.parts(messages)
-    if rest.text:
+    parts, rest = template.parts(messages)
+    if rest:
         raise InputError(f"its last message is the {messages[-1]['role']}'s, expected the assistant's")
     replies = [part.text for part in parts if part.scored]
     if not replies or not all(map(str.strip, replies)):

@@ -229,7 +229,7 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
 
 @dataclass
 class _SplitWriter:
-    """The open files of a split. `<|endoftext|>` follows each document and each reply of an example."""
+    """The open files of a split. `<|endoftext|>` follows each text, and each reply of an example."""
 
     tokens: IO[bytes]
     starts: IO[bytes]
@@ -237,38 +237,42 @@ class _SplitWriter:
     eot: int
     counts: Counts = field(default_factory=Counts)
     sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    open: bool = False  # whether `<|endoftext|>` must still follow the last tokens
+    open: bool = False  # whether the last tokens are of a text, which `<|endoftext|>` must still follow
 
     def add(self, piece: Piece, ids: NDArray[np.uint32]) -> None:
-        """Append the ids of a piece, those of a prompt as not scored."""
-        if piece.first or not piece.scored:
-            self.end()
+        """Append the ids of a piece."""
         if piece.first:
+            self.end()
             self.counts.documents += 1
             self.starts.write(np.array(self.counts.tokens, INDEX_DTYPE).tobytes())
         size = len(piece.text.encode())
         self.counts.bytes += size
         if piece.scored:
-            self.counts.scored_tokens += len(ids)
             self.counts.scored_bytes += size
-        self._write(ids if piece.scored else as_unscored(ids))
-        self.open = piece.scored
+        self._write(ids, piece.scored)
         if piece.ends:
-            self._write(as_unscored(np.array([self.eot])))
+            self._write(self._end_of_text, piece.scored)
+        self.open = piece.scored and not piece.ends
 
     def end(self) -> None:
-        """Write `<|endoftext|>` if it must still follow the last tokens. Update the hash."""
+        """Write `<|endoftext|>` if it must still follow a text. Update the hash."""
         if self.open:
-            self.counts.scored_tokens += 1
-            self._write(np.array([self.eot]))
+            self._write(self._end_of_text, scored=True)
             self.open = False
         self.counts.sha256 = self.sha256.hexdigest()
 
-    def _write(self, ids: NDArray[np.uint32] | NDArray[np.int64]) -> None:
-        data = ids.astype(self.dtype).tobytes()
+    @property
+    def _end_of_text(self) -> NDArray[np.uint32]:
+        return np.array([self.eot], np.uint32)
+
+    def _write(self, ids: NDArray[np.uint32], scored: bool) -> None:
+        stored = ids if scored else as_unscored(ids)
+        data = stored.astype(self.dtype).tobytes()
         self.tokens.write(data)
         self.sha256.update(data)
         self.counts.tokens += len(ids)
+        if scored:
+            self.counts.scored_tokens += len(ids)
 
 
 def _encode(

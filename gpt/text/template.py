@@ -31,13 +31,13 @@ def plain_message(message: JsonObject) -> JsonObject:
 
 
 class Part(NamedTuple):
-    """A part of a conversation's text."""
+    """A part of a conversation's text: a reply, or the text before one."""
 
     text: str
     scored: bool
-    """Whether the model learns to write it. `<|endoftext|>` follows such a part, and is learned too."""
-    ends: bool = False
-    """Whether `<|endoftext|>` follows a part that is not scored: a reply that is only read."""
+    """Whether the model learns to write it."""
+    ends: bool
+    """Whether it is a reply, so that `<|endoftext|>` follows. It is scored if the reply is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +81,17 @@ class Template:
             f"{{% if add_generation_prompt %}}{{{{ {reply!a} }}}}{{% endif %}}"
         )
 
-    def parts(self, messages: object) -> list[Part]:
-        """Return the text of [{"role": ..., "content": ...}, ...] in parts.
+    def parts(self, messages: object) -> tuple[list[Part], str]:
+        """Return the parts of [{"role": ..., "content": ...}, ...], and the text after the last reply.
 
-        The last part follows the last reply. An assistant's message with "weight": 0 is not scored.
+        Before each reply there is a part that is not scored. A reply with "weight": 0 is not scored either.
 
         Raises InputError if the messages have another form.
         """
         if not isinstance(messages, list) or not messages:
             raise InputError(f"expected a list of messages, got {shown(messages)}")
         roles = list(vars(self))
-        parts = []
+        parts: list[Part] = []
         before = ""
         for number, message in enumerate(messages, start=1):
             content = message.get("content") if isinstance(message, dict) else None
@@ -102,26 +102,25 @@ class Template:
                 raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
             opening, closing = getattr(self, role).split(PLACE)
             if role == "assistant":
-                is_read_only = message.get("weight") == 0
-                reply = Part(content, False, ends=True) if is_read_only else Part(content, True)
-                parts += [Part(before + opening, False), reply]
+                parts.append(Part(before + opening, scored=False, ends=False))
+                parts.append(Part(content, scored=message.get("weight") != 0, ends=True))
                 before = ""
             else:
                 before += opening + content + closing
-        return [*parts, Part(before, False)]
+        return parts, before
 
     def prompt(self, tokenizer: Tokenizer, messages: Sequence[JsonObject]) -> list[int]:
         """Return the token ids of the prompt for a reply.
 
         The parts are encoded one by one, as in training.
         """
-        *parts, rest = self.parts(messages)
+        parts, rest = self.parts(messages)
         ids = [tokenizer.eot]
-        for part in [*parts, Part(rest.text + self.assistant.removesuffix(PLACE), False)]:
+        for part in parts:
             ids += tokenizer.encode(part.text)
-            if part.scored or part.ends:
+            if part.ends:
                 ids.append(tokenizer.eot)
-        return ids
+        return ids + tokenizer.encode(rest + self.assistant.removesuffix(PLACE))
 
 
 DEFAULT_TEMPLATE = Template()

@@ -16,10 +16,15 @@ def said(*texts: str) -> list[dict[str, str]]:
 
 def test_the_replies_alone_are_scored():
     system = [{"role": "system", "content": "x"}]
-    assert PLAIN.parts(system + said("a", "b", "c", "d")) == [
-        *(Part("Sx;Ua:A", False), Part("b", True), Part("Uc:A", False), Part("d", True), Part("", False)),
+    read_only = {"role": "assistant", "content": "d", "weight": 0}
+    parts, rest = PLAIN.parts([*system, *said("a", "b", "c"), read_only, *said("e")])
+    assert parts == [
+        Part("Sx;Ua:A", scored=False, ends=False),
+        Part("b", scored=True, ends=True),
+        Part("Uc:A", scored=False, ends=False),
+        Part("d", scored=False, ends=True),
     ]
-    assert PLAIN.parts(said("a", "b", "c"))[-1] == Part("Uc:", False)
+    assert rest == "Ue:"
 
 
 def test_a_prompt_is_encoded_part_by_part_and_its_text_is_plain():
