@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gpt.data.formats import Row
 from gpt.data.rows import place
@@ -31,27 +31,28 @@ class Piece(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A text, which has one part, or an example, which has several. One without parts is left out."""
+    """A text, which has one part, or an example, which has several."""
 
     parts: list[Part]
     key: str = ""
     """What decides an example's split: examples with equal keys are in the same one."""
 
 
-class Columns(NamedTuple):
-    """The columns from which a row's document is made, and the name of this kind of row.
+@dataclass(frozen=True)
+class Columns:
+    """The columns from which a row's document is made."""
 
-    One column holds a text or the messages of a conversation. Two columns hold a prompt and its completion.
-    With three columns, the middle one holds an input that belongs to the prompt. A row may lack that one.
-    """
-
+    kind: Literal["text", "messages", "pair"]
+    """One column holds a text, or the messages of a conversation. A pair is a prompt and its completion."""
     names: tuple[str, ...]
-    kind: str = ""
+    """Those of a pair are two, or three: then the middle one holds an input that belongs to the prompt."""
+    style: str = ""
+    """What this form of examples is called."""
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns that a row must have."""
-        return self.names if len(self.names) < 3 else (self.names[0], self.names[2])
+        """The columns that a row must have. The input of a pair may be missing."""
+        return (self.names[0], self.names[-1]) if self.kind == "pair" else self.names
 
     def are_in(self, present: Collection[str]) -> bool:
         """Whether a row or a file with these columns has the needed ones."""
@@ -59,33 +60,35 @@ class Columns(NamedTuple):
 
     def __str__(self) -> str:
         """Say how the columns are read, for a notice to the user."""
-        if len(self.names) == 1:
-            return f"{self.kind}: column {self.names[0]} is a conversation"
+        if self.kind == "messages":
+            return f"{self.style}: column {self.names[0]} is a conversation"
         prompt = " and ".join(self.names[:-1])
         verb = "are" if len(self.names) == 3 else "is"
-        return f"{self.kind}: {prompt} {verb} the prompt, {self.names[-1]} the completion"
+        return f"{self.style}: {prompt} {verb} the prompt, {self.names[-1]} the completion"
 
 
 TEXT = "text"
 EXAMPLES = (
-    Columns(("messages",), "messages"),
-    Columns(("conversations",), "ShareGPT"),
-    Columns(("instruction", "input", "output"), "Alpaca"),
-    Columns(("prompt", "completion"), "pairs"),
-    Columns(("question", "answer"), "pairs"),
-    Columns(("query", "response"), "pairs"),
+    Columns("messages", ("messages",), "messages"),
+    Columns("messages", ("conversations",), "ShareGPT"),
+    Columns("pair", ("instruction", "input", "output"), "Alpaca"),
+    Columns("pair", ("prompt", "completion"), "pairs"),
+    Columns("pair", ("question", "answer"), "pairs"),
+    Columns("pair", ("query", "response"), "pairs"),
 )
-"""The kinds of examples. Rows without a column `text` are read as the first whose columns they have."""
+"""The forms of examples. Rows without a column `text` are read as the first whose columns they have."""
 
 
 def choose_columns(column: str, present: Sequence[str]) -> Columns | None:
     """Return the columns to read, given the option `text_column`; None if the rows lack them."""
     if column in present:
-        named = Columns((column,))
-        return next((known for known in EXAMPLES if known.names == named.names), named)
-    asked = Columns(tuple(part.strip() for part in column.split(",")), "pairs")
-    known = EXAMPLES if column == TEXT else (asked,)
-    return next((columns for columns in known if columns.are_in(present)), None)
+        same_name = (known for known in EXAMPLES if known.names == (column,))
+        return next(same_name, Columns("text", (column,)))
+    if column == TEXT:
+        return next((known for known in EXAMPLES if known.are_in(present)), None)
+    names = tuple(name.strip() for name in column.split(","))
+    asked = Columns("pair" if len(names) > 1 else "text", names, "pairs")
+    return asked if asked.are_in(present) else None
 
 
 def check_columns(column: str) -> None:
@@ -157,42 +160,64 @@ def read_documents(
     left out and counted. Raises InputError if no row has them, or if there are more bad rows than are
     tolerated.
     """
-    columns: Columns | None = None
-    empty = 0
-    lacking: Counter[tuple[str, ...]] = Counter()
+    reader = _RowReader(name, column, template)
     for row in rows:
         try:
-            value = row.value
-            if not isinstance(value, dict):
-                raise _no_row(value)
-            if columns is None:
-                columns = choose_columns(column, list(value))
-                if columns is not None:
-                    _tell(name, columns, value)
-            if columns is None or not columns.are_in(value):
-                lacking[tuple(value)] += 1
-                continue
-            document = _read_row(columns, value, template)
-            if document.parts:
-                yield document
-            else:
-                empty += 1
+            document = reader.read(row.value)
         except InputError as error:
             tolerance.skip(name, row, error)
-    if empty:
-        notice_once(f"{name}: left out {counted(empty, 'row')} without text or without a completion")
-    if not lacking:
-        return
-    if columns is None:
-        raise no_columns(column, next(iter(lacking)))
-    what = ", ".join(next(iter(lacking))) or "nothing"
-    needed = " or ".join(columns.needed)
-    notice_once(f"{name}: left out {counted(lacking.total(), 'row')} without {needed}; the first has {what}")
+            continue
+        if document is not None:
+            yield document
+    reader.end()
 
 
-def _no_row(value: object) -> InputError:
-    """Return the error for a row that has no columns."""
-    return value if isinstance(value, InputError) else InputError(f"expected an object, got {shown(value)}")
+@dataclass
+class _RowReader:
+    """Turns the rows of one file into documents, and counts those that are left out."""
+
+    file: str
+    column: str
+    """The option `text_column`."""
+    template: Template
+    columns: Columns | None = field(default=None, init=False)
+    """The columns of the file, once a row has known ones."""
+    empty: int = field(default=0, init=False)
+    lacking: "Counter[tuple[str, ...]]" = field(default_factory=Counter, init=False)
+    """The columns of the rows that lack the needed ones."""
+
+    def read(self, row: Json) -> Document | None:
+        """Return the document of a row; None if it is left out. Raises InputError for a bad row."""
+        if isinstance(row, InputError):
+            raise row
+        if not isinstance(row, dict):
+            raise InputError(f"expected an object, got {shown(row)}")
+        if self.columns is None:
+            self.columns = choose_columns(self.column, list(row))
+            if self.columns is not None:
+                _tell(self.file, self.columns, row)
+        if self.columns is None or not self.columns.are_in(row):
+            self.lacking[tuple(row)] += 1
+            return None
+        document = _read_row(self.columns, row, self.template)
+        if document is None:
+            self.empty += 1
+        return document
+
+    def end(self) -> None:
+        """Tell the user what was left out. Raises InputError if no row had known columns."""
+        if self.empty:
+            rows = counted(self.empty, "row")
+            notice_once(f"{self.file}: left out {rows} without text or without a completion")
+        if not self.lacking:
+            return
+        first = next(iter(self.lacking))
+        if self.columns is None:
+            raise no_columns(self.column, first)
+        rows = counted(self.lacking.total(), "row")
+        needed = " or ".join(self.columns.needed)
+        has = ", ".join(first) or "nothing"
+        notice_once(f"{self.file}: left out {rows} without {needed}; the first has {has}")
 
 
 def _tell(name: str, columns: Columns, row: JsonObject) -> None:
@@ -204,26 +229,26 @@ def _tell(name: str, columns: Columns, row: JsonObject) -> None:
             notice_once(
                 f"{name}: column text is read, as plain text; --data.text_column {names} reads its examples"
             )
-    elif columns.kind:
+    elif columns.kind != "text":
         notice_once(f"{name} is read as {columns}")
 
 
-def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document:
+def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document | None:
     """Return the document in a row's columns.
 
-    It has no parts if the row's text, its list of messages, or one of its completions is empty.
+    None if the row's text, its list of messages, or one of its completions is empty.
     """
-    if len(columns.names) > 1:
+    if columns.kind == "pair":
         *prompt, completion = (_text(name, row.get(name)) for name in columns.names)
         asked = {"role": "user", "content": "\n\n".join(text for text in prompt if text)}
         return _example([asked, {"role": "assistant", "content": completion}], template)
     (name,) = columns.names
     value = row[name]
-    if columns in EXAMPLES or isinstance(value, list):
+    if columns.kind == "messages" or isinstance(value, list):
         messages = _messages(value)
-        return _example(messages, template) if messages else Document([])
+        return _example(messages, template) if messages else None
     text = _text(name, value)
-    return Document([Part(text, scored=True, ends=False)] if text else [])
+    return Document([Part(text, scored=True, ends=False)]) if text else None
 
 
 def _text(name: str, value: object) -> str:
@@ -253,13 +278,17 @@ def _openai(message: JsonObject) -> JsonObject:
     return plain_message(message)
 
 
-def _example(messages: Json, template: Template) -> Document:
+def _example(messages: Json, template: Template) -> Document | None:
+    """Return the document of a conversation; None if a reply is empty, or none is scored.
+
+    Raises InputError if the messages have another form, or do not end with a reply.
+    """
     parts, rest = template.parts(messages)
     if rest:
         raise InputError(f"its last message is the {messages[-1]['role']}'s, expected the assistant's")
     replies = [part.text for part in parts if part.scored]
     if not replies or not all(map(str.strip, replies)):
-        return Document([])
+        return None
     first_reply = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     is_asked = any(message["role"] == "user" and message["content"] for message in messages[:first_reply])
     # Examples with the same prompt stay together. Without a question the prompt says nothing of the example.
