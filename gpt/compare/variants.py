@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 
-from gpt.data.prepare import Reading
+from gpt.data.reading import Reading
 from gpt.errors import InputError
 from gpt.plain import shown
 

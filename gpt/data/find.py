@@ -11,28 +11,22 @@ from gpt.data import builtin
 from gpt.data.corpus import Corpus
 from gpt.data.folders import find_files, is_pattern, special_kind
 from gpt.data.formats import binary_error, has_file_ending, is_binary, network_errors_named
+from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.errors import InputError, did_you_mean
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import build, is_hub_name, parse_yaml
 from gpt.progress import notice
-from gpt.text.template import Template
 
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_FILE = 1 << 16  # bytes
 _LONGEST_NAME = 50  # characters, of at most 4 bytes: a file's name has at most 255 bytes
 
 
-def find_corpus(
-    name: str,
-    *,
-    text_column: str | None = None,
-    skip_bad_rows: int | None = None,
-    template: Template | None = None,
-) -> Corpus:
+def find_corpus(name: str, reading: Reading = DEFAULT_READING) -> Corpus:
     """Find what `name` means: a folder, file, URL, pattern, corpus file, or `OWNER/NAME` on the hub.
 
-    The options are fields of `Corpus`. Those that are not None replace a corpus file's values.
-    Raises InputError if there is no such corpus.
+    The columns and bad rows of `reading` replace a corpus file's values. Raises InputError if there is no
+    such corpus.
     """
     corpus = named_corpus(name)
     if not corpus.files:
@@ -40,10 +34,10 @@ def find_corpus(
     expected = corpus.sha256 or (None,) * len(corpus.files)
     return replace(
         corpus,
-        files=tuple(map(_at_hand, corpus.files, expected)),
-        text_column=corpus.text_column if text_column is None else text_column,
-        skip_bad_rows=corpus.skip_bad_rows if skip_bad_rows is None else skip_bad_rows,
-        template=corpus.template if template is None else template,
+        files=tuple(map(_readable_file, corpus.files, expected)),
+        text_column=corpus.text_column if reading.text_column is None else reading.text_column,
+        skip_bad_rows=corpus.skip_bad_rows if reading.skip_bad_rows is None else reading.skip_bad_rows,
+        template=reading.template,
     )
 
 
@@ -107,17 +101,20 @@ def _read_corpus_file(path: Path) -> Corpus:
         raise InputError(
             f"{path} is not a corpus file: it needs a mapping under `corpus` ({error})"
         ) from error
-    return replace(corpus, files=tuple(_beside(path, name) for name in corpus.files))
+    return replace(corpus, files=tuple(_here_or_beside(path, name) for name in corpus.files))
 
 
-def _beside(corpus_file: Path, name: str) -> str:
+def _here_or_beside(corpus_file: Path, name: str) -> str:
     """Return the name of a file in a corpus file; a path beside it if there is a file, and none here."""
     beside = corpus_file.parent / name
     return str(beside) if beside.exists() and not os.path.exists(name) else name
 
 
-def _at_hand(name: str, sha256: str | None) -> str:
-    """Return a name that can be read: of a URL, the path of a copy that is downloaded once."""
+def _readable_file(name: str, sha256: str | None) -> str:
+    """Return a name in `Corpus.files` that can be read: for a URL, the path of a copy, downloaded once.
+
+    Raises InputError if there is no such file, if it is binary, or if it has another hash.
+    """
     if name.startswith(("builtin:", "hub:")):
         if sha256:
             raise InputError(f"{name} has no sha256: give the data set's revision, or leave sha256 out")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gpt.data.options import DataOptions
-from gpt.data.prepare import prepare_for
+from gpt.data.prepare import prepare_named, prepare_text
+from gpt.data.prepared import Prepared
 from gpt.data.respelling import Respelling
-from gpt.data.shards import Prepared
 from gpt.data.split import Divided
 from gpt.data.stored import is_scored
 from gpt.data.windows import Batch, EvalWindows, Grid, Packed, TrainWindows, WeightedBatch
@@ -57,7 +57,7 @@ class TokenData(pl.LightningDataModule):
         self.options = DataOptions(corpus=corpus, **options)
         check_least(1, context_length=context_length)
         self.vocabulary = tokenizer or find_vocabulary(self.options.vocabulary, vocab_size)
-        self._text: str | Divided | Prepared = text or corpus
+        self._text = text
         self.context_length = context_length
         self.batch_size = self.options.batch_size
         self.seed = seed
@@ -67,8 +67,11 @@ class TokenData(pl.LightningDataModule):
     @cached_property
     def prepared(self) -> Prepared:
         """The prepared folder. It is made on first use."""
-        prepared = prepare_for(self.vocabulary, self._text, self.options.reading)
-        self._text = prepared  # the text itself may be large, and is no longer needed
+        if self._text is None:
+            prepared = prepare_named(self.options.corpus, self.vocabulary, self.options.reading)
+        else:
+            prepared = prepare_text(self._text, self.vocabulary)
+            self._text = None  # it may be large, and is no longer needed
         prepared.check_examples(self.context_length)
         return prepared
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpt.data.prepare import Reading
+from gpt.data.reading import Reading
 from gpt.errors import InputError, check_least
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 

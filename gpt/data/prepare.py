@@ -4,10 +4,10 @@ import hashlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO
@@ -19,16 +19,17 @@ from gpt.cores import cores
 from gpt.data.corpus import Corpus
 from gpt.data.documents import Piece
 from gpt.data.find import find_corpus
-from gpt.data.shards import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared
+from gpt.data.prepared import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared
+from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import SPLITS, Divided, divide_corpus
 from gpt.data.stored import StoredType, as_unscored, token_dtype
-from gpt.errors import InputError, check_least
+from gpt.errors import InputError
 from gpt.files import cache_folder, locked, write_json
-from gpt.plain import Json, as_dict
+from gpt.plain import as_dict
 from gpt.progress import notice, progress
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import Learned, find_vocabulary, learn
+from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
 
 _BLOCK_CHARACTERS = 1 << 18
 
@@ -73,76 +74,80 @@ def prepare(
         skip_bad_rows=skip_bad_rows,
         template=template,
     )
-    return prepare_for(find_vocabulary(vocabulary, vocab_size), corpus, reading, output).folder
+    return prepare_named(corpus, find_vocabulary(vocabulary, vocab_size), reading, output).folder
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """The options of reading and dividing a corpus, see `prepare`.
-
-    Raises InputError for `most_bytes` below 1.
-    """
-
-    val_fraction: float | None = None
-    most_bytes: int | None = None
-    text_column: str | None = None
-    skip_bad_rows: int | None = None
-    template: Template | None = None
-    """The text around the messages of examples; None for what the corpus itself says."""
-
-    def __post_init__(self) -> None:
-        check_least(1, most_bytes=self.most_bytes)
-
-    @classmethod
-    def of(cls, options: Mapping[str, Json], prefix: str = "") -> "Reading":
-        """Take the fields from options of their names, after a prefix; those that are missing are None."""
-        names = [each.name for each in fields(cls)]
-        return cls(**{name: options.get(f"{prefix}{name}") for name in names})
-
-    def find(self, corpus: str) -> Corpus:
-        """Find the corpus of this name, with these columns, bad rows and template."""
-        return find_corpus(
-            corpus, text_column=self.text_column, skip_bad_rows=self.skip_bad_rows, template=self.template
-        )
-
-
-AS_USUAL = Reading()
-"""All of a corpus, with the usual columns and the usual part held out."""
-
-
-def prepare_for(
-    vocabulary: Tokenizer | Learned,
-    corpus: str | Divided | Prepared,
-    reading: Reading = AS_USUAL,
+def prepare_named(
+    corpus: str,
+    vocabulary: Tokenizer | VocabularyToLearn,
+    reading: Reading = DEFAULT_READING,
     output: str | os.PathLike[str] | None = None,
 ) -> Prepared:
-    """Do as `prepare` does, for a tokenizer or a vocabulary to learn, and open the folder.
+    """Do as `prepare` does, for a tokenizer or a vocabulary to learn, and open the folder."""
+    if is_prepared(corpus):
+        return prepare_text(Prepared(corpus), vocabulary)
+    source = find_corpus(corpus, reading)
+    stamps = source.stamps()
+    return _prepare_once(
+        _key(source, stamps, vocabulary, reading.val_fraction, reading.most_bytes),
+        vocabulary,
+        lambda: divide_corpus(source, reading.val_fraction, reading.most_bytes),
+        output,
+    )
 
-    A corpus that was divided already is not found and read again. It says itself how it was read, so
-    `reading` counts only for a name.
+
+def prepare_text(text: Divided | Prepared, vocabulary: Tokenizer | VocabularyToLearn) -> Prepared:
+    """Return the prepared folder of a text that was divided before, or prepared.
+
+    Raises InputError if it was prepared with another vocabulary.
     """
-    if isinstance(corpus, str) and is_prepared(corpus):
-        corpus = Prepared(corpus)
-    if isinstance(corpus, Prepared):
-        _check_vocabulary(corpus, vocabulary)
-        return corpus
-    if isinstance(corpus, Divided):
-        source, stamps = corpus.source, corpus.stamps
-        val_fraction, most_bytes = corpus.val_fraction, corpus.most_bytes
+    if isinstance(text, Prepared):
+        _check_vocabulary(text, vocabulary)
+        return text
+    key = _key(text.source, text.stamps, vocabulary, text.val_fraction, text.most_bytes)
+    return _prepare_once(key, vocabulary, lambda: text)
+
+
+def _key(
+    source: Corpus,
+    stamps: list[object],
+    vocabulary: Tokenizer | VocabularyToLearn,
+    val_fraction: float | None,
+    most_bytes: int | None,
+) -> str:
+    """Return a hash of all that determines the content of a prepared folder."""
+    if isinstance(vocabulary, Tokenizer):
+        tokens = {"name": vocabulary.name, "tokens": vocabulary.tokens, "n_vocab": vocabulary.n_vocab}
     else:
-        source = reading.find(corpus)
-        stamps = source.stamps()
-        val_fraction, most_bytes = reading.val_fraction, reading.most_bytes
-    parts = META, source, stamps, vars(vocabulary), val_fraction, most_bytes
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-    folder = Path(output) if output is not None else cache_folder() / key
+        tokens = as_dict(vocabulary)
+    facts = META, source, stamps, tokens, val_fraction, most_bytes
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _prepare_once(
+    key: str,
+    vocabulary: Tokenizer | VocabularyToLearn,
+    divide: Callable[[], Divided],
+    output: str | os.PathLike[str] | None = None,
+) -> Prepared:
+    """Open the folder with this key, or divide and tokenize the text if there is none.
+
+    It is `output`, or else one in the cache.
+    """
+    folder = cache_folder() / key if output is None else Path(output)
     _check_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(_beside(folder, "lock")):
-        if prepared := _open_done(folder, key):
+    with _alone(_hidden_neighbour(folder, "lock")):
+        prepared = _open_done(folder, key)
+        if prepared is not None:
             return prepared
-        divided = corpus if isinstance(corpus, Divided) else divide_corpus(source, val_fraction, most_bytes)
-        _make_folder(folder, divided, vocabulary, key)
+        if output is None:  # a damaged folder in the cache is made again
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder.is_dir() and any(folder.iterdir()):
+            raise InputError(
+                f"{folder} holds other files, or other text or options: delete it, or choose another"
+            )
+        _make_folder(folder, divide(), vocabulary, key)
     return Prepared(folder)
 
 
@@ -154,11 +159,11 @@ def _check_output(folder: Path) -> None:
         raise InputError(f"cannot write {folder}: expected the name of a new or an empty folder")
 
 
-def _make_folder(folder: Path, divided: Divided, vocabulary: Tokenizer | Learned, key: str) -> None:
+def _make_folder(folder: Path, divided: Divided, vocabulary: Tokenizer | VocabularyToLearn, key: str) -> None:
     """Learn the vocabulary, if it has to be, and write the folder. It is renamed when it is complete."""
-    if isinstance(vocabulary, Learned):
+    if isinstance(vocabulary, VocabularyToLearn):
         vocabulary = learn(divided.to_learn_from(), vocabulary)
-    unfinished = _beside(folder, "unfinished")
+    unfinished = _hidden_neighbour(folder, "unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left it
     try:
         unfinished.mkdir()
@@ -171,7 +176,7 @@ def _make_folder(folder: Path, divided: Divided, vocabulary: Tokenizer | Learned
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _beside(folder: Path, ending: str) -> Path:
+def _hidden_neighbour(folder: Path, ending: str) -> Path:
     """Return a hidden path beside the folder. A name that would be too long is replaced by its hash."""
     name = folder.name
     if len(os.fsencode(name)) > 200:
@@ -309,28 +314,18 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _open_done(folder: Path, key: str) -> Prepared | None:
-    """Open `folder` if it is already prepared with this key. A damaged one in the cache is deleted.
-
-    Raises InputError if it holds anything else.
-    """
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return None
+    """Open a folder; None if it is not prepared with this key, or is damaged."""
     with suppress(InputError):
         prepared = Prepared(folder)
         if prepared.meta.key == key:
             return prepared
-    if key not in folder.name:  # a damaged folder in the cache, whose name has the key, is made again
-        raise InputError(
-            f"{folder} holds other files, or other text or options: delete it, or choose another"
-        )
-    shutil.rmtree(folder)
     return None
 
 
-def _check_vocabulary(prepared: Prepared, wanted: Tokenizer | Learned) -> None:
+def _check_vocabulary(prepared: Prepared, wanted: Tokenizer | VocabularyToLearn) -> None:
     """Raise InputError if the tokenizer of a prepared folder is not the one that is wanted."""
     own = prepared.tokenizer
-    if not isinstance(wanted, Learned) and own != wanted:
+    if not isinstance(wanted, VocabularyToLearn) and own != wanted:
         raise InputError(
             f"{prepared.folder} was prepared with vocab_size {own.n_vocab}, not {wanted.n_vocab}, or with "
             "another vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text "

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpt.data.prepared import Stream
 from gpt.data.respelling import Respelling
-from gpt.data.shards import Stream
 from gpt.data.stored import Stored, is_scored, may_be_unscored, token_ids
 
 # The target of a position that is not scored, as in `cross_entropy`: padding, and what the model is not to

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.data.split import SPLITS
 from gpt.data.stored import is_scored, token_ids
 from gpt.data.windows import IGNORE_INDEX

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.shards import META, find_prepared, is_prepared
+from gpt.data.prepared import META, find_prepared, is_prepared
 from gpt.data.stored import token_ids
 from gpt.errors import InputError, check_least
 from gpt.files import cache_folder

@@ -8,14 +8,16 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.prepare import AS_USUAL, Reading, prepare_for
-from gpt.data.shards import Prepared, is_prepared
+from gpt.data.prepare import prepare_named, prepare_text
+from gpt.data.prepared import Prepared, is_prepared
+from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.choices import ChoiceScore, score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.model import GPT
 from gpt.progress import progress
+from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, choose_device, load_with_template, read_weights
 from gpt.weights.rounding import WeightPrecision, in_precision
@@ -80,7 +82,7 @@ def evaluate(
         most_bytes=most_bytes,
         text_column=text_column,
         skip_bad_rows=skip_bad_rows,
-        template=template,
+        template=template or DEFAULT_TEMPLATE,
     )
     scored = in_precision(model, precision)
     score_data = score_labels if choices else score_text
@@ -88,7 +90,7 @@ def evaluate(
 
 
 def score_text(
-    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = AS_USUAL
+    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = DEFAULT_READING
 ) -> TextScore:
     """Return nats per token, perplexity, bits per byte of UTF-8 text, and the standard error of the last.
 
@@ -122,7 +124,7 @@ def score_text(
 
 
 def score_labels(
-    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = AS_USUAL
+    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = DEFAULT_READING
 ) -> LabelScore:
     """Return the result of `score_choices` for `data`."""
     prepared, part, named = _prepare(tokenizer, data, split, reading)
@@ -137,7 +139,7 @@ def _prepare(
         split = split or "val"
     elif split is None:  # score the entire text
         reading = replace(reading, val_fraction=0.0)
-    return prepare_for(tokenizer, data, reading), split or "train", split or "all"
+    return prepare_named(data, tokenizer, reading), split or "train", split or "all"
 
 
 def score_sample(
@@ -154,7 +156,7 @@ def score_sample(
     if isinstance(text, Divided) and stored.template and stored.template != text.source.template:
         source = replace(text.source, template=stored.template)
         text = divide_corpus(source, text.val_fraction, text.most_bytes)
-    prepared = prepare_for(stored.tokenizer, text)
+    prepared = prepare_text(text, stored.tokenizer)
     return bits_per_byte(*_joined(list(score_windows(model, prepared, "val", SAMPLE))))
 
 

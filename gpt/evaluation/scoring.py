@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.data.windows import IGNORE_INDEX, each_token_once, make_batch
 from gpt.errors import InputError
 from gpt.model import GPT

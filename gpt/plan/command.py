@@ -9,9 +9,10 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from gpt.cores import cores
 from gpt.data.corpus import Corpus
+from gpt.data.find import find_corpus
 from gpt.data.options import DataOptions
-from gpt.data.prepare import Reading
-from gpt.data.shards import Prepared, is_prepared
+from gpt.data.prepared import Prepared, is_prepared
+from gpt.data.reading import Reading
 from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
@@ -153,7 +154,7 @@ class Planner:
             kept["batch_size"] *= process_count()
         self._given = Given(**kept)
         self._name = given.get("data.corpus", DataOptions.corpus)
-        self._corpus = Prepared(self._name) if is_prepared(self._name) else reading.find(self._name)
+        self._corpus = Prepared(self._name) if is_prepared(self._name) else find_corpus(self._name, reading)
         self._vocab_size = _given_vocabulary_size(given)
         self._device = given.get("trainer.accelerator"), given.get("trainer.precision")
         self._reading = reading

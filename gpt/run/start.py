@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gpt.data.find import shipped_corpora
-from gpt.data.prepare import prepare_for
-from gpt.data.shards import Prepared, positions_for
+from gpt.data.prepare import prepare_named
+from gpt.data.prepared import Prepared, positions_for
 from gpt.data.split import Divided, held_out_bytes
 from gpt.errors import InputError
 from gpt.plain import as_dict, seconds_of, shown
@@ -389,7 +389,7 @@ def _positions(weights: StoredModel, given: Values, minutes: float | None) -> tu
     if usual == most or minutes is not None:  # with a time limit, the positions decide how much is read
         return usual, None
     data = _on_weights(_options({**given, "model.config.context_length": usual}), weights).data
-    prepared = prepare_for(weights.tokenizer, data.corpus, data.reading)
+    prepared = prepare_named(data.corpus, weights.tokenizer, data.reading)
     return min(most, max(usual, positions_for(prepared.example_lengths()))), prepared
 
 

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import torch
 
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.evaluation.scoring import score_windows
 from gpt.model import GPT
 

@@ -15,7 +15,7 @@ _PART = 1 << 14  # characters; the time to cut text into words grows with the sq
 
 
 @dataclass(frozen=True)
-class Learned:
+class VocabularyToLearn:
     """A vocabulary that is still to be learned from the corpus.
 
     Raises InputError for fewer than 257 tokens, or for too many.
@@ -27,7 +27,7 @@ class Learned:
         check_size(self.n_vocab)
 
 
-def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
+def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | VocabularyToLearn:
     """Find the vocabulary that `name` means. Without a name, it is GPT-2's, cut to `vocab_size` tokens.
 
     Raises InputError if the name is unknown or the vocabulary cannot be used.
@@ -35,12 +35,12 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
     if name is None:
         return Tokenizer("gpt2", vocab_size)
     if name == "learn":
-        return Learned(vocab_size)
+        return VocabularyToLearn(vocab_size)
     if name == "gpt2":
         return Tokenizer()
     if match := re.fullmatch(r"(gpt2|learn):(\d{1,9})", name):
         size = int(match[2])
-        return Tokenizer("gpt2", size) if match[1] == "gpt2" else Learned(size)
+        return Tokenizer("gpt2", size) if match[1] == "gpt2" else VocabularyToLearn(size)
     if not os.path.isfile(name):
         raise InputError(
             f"unknown vocabulary {name!r}: expected gpt2, gpt2:SIZE, learn, learn:SIZE "
@@ -49,7 +49,7 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Learned:
     return Tokenizer.from_file(Path(name))
 
 
-def learn(texts: list[str], wanted: Learned) -> Tokenizer:
+def learn(texts: list[str], wanted: VocabularyToLearn) -> Tokenizer:
     """Learn a tokenizer: the 256 bytes, then merges of the most frequent pairs that occur at least twice."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # without it, the library warns about later forks
     from tokenizers import Regex, models, pre_tokenizers, trainers

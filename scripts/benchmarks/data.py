@@ -21,7 +21,7 @@ from gpt.cores import cores
 from gpt.data.builtin import python_stdlib
 from gpt.data.module import TokenData, TrainLoader
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.data.windows import Grid, TrainWindows
 from gpt.training.device import default_precision, keep_freed_memory
 

@@ -15,6 +15,7 @@ import torch
 
 from gpt.data.find import find_corpus
 from gpt.data.module import TokenData
+from gpt.data.reading import Reading
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -59,7 +60,7 @@ def write_texts(path: Path, texts: list[str]) -> Path:
 def documents(corpus: Path | str, **options) -> list[str]:
     """The documents of a corpus, in order."""
     texts: list[str] = []
-    for piece in find_corpus(str(corpus), **options).pieces():
+    for piece in find_corpus(str(corpus), Reading(**options)).pieces():
         if piece.first:
             texts.append("")
         texts[-1] += piece.text

@@ -9,7 +9,7 @@ from corpora import joined, write_rows
 from gpt.cli import main
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.text.tokenizer import Tokenizer

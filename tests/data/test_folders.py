@@ -12,7 +12,7 @@ from corpora import write
 from gpt.data.find import find_corpus
 from gpt.data.folders import find_files
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.errors import InputError
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX files")

@@ -15,7 +15,7 @@ from corpora import write, write_rows, write_texts
 from gpt.data.find import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
-from gpt.data.shards import META, Prepared
+from gpt.data.prepared import META, Prepared
 from gpt.data.split import divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.choices import read_examples

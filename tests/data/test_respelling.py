@@ -12,10 +12,10 @@ from corpora import joined
 from gpt.data.module import TokenData
 from gpt.data.respelling import Respelling
 from gpt.errors import InputError
-from gpt.text.vocabulary import Learned, learn
+from gpt.text.vocabulary import VocabularyToLearn, learn
 
 TEXT = "the other weather gathers there, and they bathe together in the heather. " * 60
-TOKENIZER = learn([TEXT], Learned(300))
+TOKENIZER = learn([TEXT], VocabularyToLearn(300))
 ROWS = np.array(TOKENIZER.encode(TEXT)[:660], np.uint16).reshape(20, 33)
 
 

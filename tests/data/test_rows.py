@@ -119,7 +119,7 @@ def test_three_columns_by_name(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", rows)
     assert documents(path, text_column="task, context, reply") == [WITH_INPUT, EXAMPLE]
     with pytest.raises(InputError, match=r"names 4 columns: expected .*PROMPT,INPUT,COMPLETION"):
-        find_corpus(str(path), text_column="a,b,c,d")
+        documents(path, text_column="a,b,c,d")
     with pytest.raises(InputError, match="has no column 'task,context,answer', it has task, context, reply"):
         documents(path, text_column="task,context,answer")
 

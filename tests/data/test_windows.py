@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt.data.shards import Stream
+from gpt.data.prepared import Stream
 from gpt.data.windows import IGNORE_INDEX, EvalWindows, Grid, Packed, TrainWindows, make_batch, permute
 
 EOT = 999

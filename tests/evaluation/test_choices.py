@@ -10,7 +10,7 @@ import torch
 from gpt import GPT, Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.errors import InputError
 from gpt.evaluation.choices import log_probabilities, read_examples, score_choices
 from gpt.text.template import DEFAULT_TEMPLATE

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
-from gpt.data.shards import Stream
+from gpt.data.prepared import Stream
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows

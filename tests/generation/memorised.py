@@ -3,7 +3,7 @@
 import torch
 
 from gpt import GPT, GPTConfig, Tokenizer
-from gpt.text.vocabulary import Learned, learn
+from gpt.text.vocabulary import VocabularyToLearn, learn
 
 SENTENCE = (
     "We'll see the functional methodology:\n\n    return naïve 3.14 日本語 unhappily, they'd said; it's over"
@@ -26,7 +26,7 @@ def vocabulary(size: int) -> Tokenizer:
         return Tokenizer()
     if size > 2000:  # the text is too short to learn so many
         return Tokenizer("gpt2", vocab_size=size)
-    return learn([TEXT], Learned(size))
+    return learn([TEXT], VocabularyToLearn(size))
 
 
 def memorised(tokenizer: Tokenizer) -> GPT:

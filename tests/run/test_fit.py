@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from gpt import Tokenizer
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.weights.load import load
 
 

@@ -13,7 +13,7 @@ from tiny_runs import TEXT, checkpoint, fit, gpt, summary
 from torch.nn import functional as F
 
 from gpt import GPT, Tokenizer
-from gpt.data.prepare import prepare_for
+from gpt.data.prepare import prepare_named
 from gpt.errors import InputError
 from gpt.generation import Sampling, stream_samples
 from gpt.run.temperature import divide_logits, find_temperature
@@ -29,7 +29,7 @@ BEST = Path("runs/scaled/checkpoints/best.safetensors")
 @pytest.mark.parametrize("surer", [1.0, 20.0])
 @torch.no_grad()
 def test_the_temperature_is_the_one_at_which_held_out_text_is_likeliest(surer, config, workplace):
-    prepared = prepare_for(Tokenizer("gpt2", vocab_size=300), "text.txt")
+    prepared = prepare_named("text.txt", Tokenizer("gpt2", vocab_size=300))
     stream = prepared.stream("val").rows(np.arange(40) * config.context_length, config.context_length)
     ids = torch.from_numpy(stream.astype(np.int64))
     inputs, targets = ids[:, :-1], ids[:, 1:].flatten()

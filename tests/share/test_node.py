@@ -17,7 +17,7 @@ from gpt.generation.healing import typed_prompt
 from gpt.generation.sampling import sample_tokens, uniform
 from gpt.generation.text import TextStream
 from gpt.text.template import Template
-from gpt.text.vocabulary import Learned, learn
+from gpt.text.vocabulary import VocabularyToLearn, learn
 from tests.generation.conftest import sharp
 from tests.share.node import export, needs_node, run
 
@@ -107,7 +107,7 @@ LETTERS = "हिन्दी में लिखा हुआ पाठ और 
 VOCABULARIES = {
     "gpt2": Tokenizer,
     "a prefix": lambda: Tokenizer(vocab_size=1000),
-    "learned": lambda: learn([LETTERS], Learned(n_vocab=320)),
+    "learned": lambda: learn([LETTERS], VocabularyToLearn(n_vocab=320)),
 }
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gpt.data.find import find_corpus
 from gpt.data.prepare import prepare
-from gpt.data.shards import Prepared
+from gpt.data.prepared import Prepared
 from gpt.data.split import divide_corpus
 from gpt.errors import InputError
 from gpt.text.table import END_OF_TEXT, spell, to_json
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import Learned, find_vocabulary, learn
+from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
 
 SAMPLES = {
     "english": "The cat doesn't sit; the cats don't sit on 13 mats, do they?\n\n  Indented text. ",
@@ -30,7 +30,7 @@ TEXT = "".join(f"{number} {text}" for number in range(60) for text in SAMPLES.va
 PROSE = " ".join(f"word{i * i % 7919} and" for i in range(4000))
 
 
-TOKENIZER = learn([TEXT], Learned(400))
+TOKENIZER = learn([TEXT], VocabularyToLearn(400))
 
 
 @given(text=st.text(max_size=200) | st.text(alphabet=TEXT[:200] + " \n'", max_size=200))
@@ -47,9 +47,9 @@ def test_every_text_comes_back_and_the_library_has_the_same_ids(text):
 LEARN = """
 import argparse, pickle, typing
 from pathlib import Path
-from gpt.text.vocabulary import Learned, learn
+from gpt.text.vocabulary import VocabularyToLearn, learn
 texts = [Path(each.__file__).read_text(encoding="utf-8") for each in (argparse, pickle, typing)]
-print(learn(texts, Learned(600)).tokens)
+print(learn(texts, VocabularyToLearn(600)).tokens)
 """
 
 
@@ -67,7 +67,9 @@ def test_what_is_held_out_leaves_no_trace(tmp_path):
     path.write_text(PROSE, "utf-8")
     tokenizer = Prepared(prepare(str(path), vocabulary="learn:400", val_fraction=0.2)).tokenizer
     pieces = divide_corpus(find_corpus(str(path)), 0.2).pieces()
-    assert tokenizer == learn([piece.text for piece in pieces if piece.split == "train"], Learned(400))
+    assert tokenizer == learn(
+        [piece.text for piece in pieces if piece.split == "train"], VocabularyToLearn(400)
+    )
 
 
 ONE_WORD = {
@@ -79,7 +81,7 @@ ONE_WORD = {
 @pytest.mark.parametrize("text", ONE_WORD.values(), ids=ONE_WORD)
 def test_a_text_of_one_word_is_learned_in_parts(text):
     """In time that grows with the text: in one word it took minutes."""
-    tokenizer = learn([text], Learned(1024))
+    tokenizer = learn([text], VocabularyToLearn(1024))
     assert max(map(len, tokenizer.tokens)) <= 128
     assert tokenizer.decode(tokenizer.encode(text[:5000])) == text[:5000]
 
@@ -96,15 +98,15 @@ def test_it_travels_with_the_prepared_data(text_file):
 
 def test_a_smaller_vocabulary_is_the_beginning_of_a_larger_one():
     """A plan learns the largest, and its run takes the first ids without learning again."""
-    large = learn([TEXT, PROSE], Learned(800))
+    large = learn([TEXT, PROSE], VocabularyToLearn(800))
     for size in (300, 600):
-        assert learn([TEXT, PROSE], Learned(size)).tokens == large.tokens[: size - 1]
+        assert learn([TEXT, PROSE], VocabularyToLearn(size)).tokens == large.tokens[: size - 1]
 
 
 def test_names():
     assert find_vocabulary(None, 2048) == find_vocabulary("gpt2:2048", 1) == Tokenizer("gpt2", 2048)
     assert find_vocabulary("gpt2", 1) == Tokenizer()
-    assert find_vocabulary("learn:300", 1) == find_vocabulary("learn", 300) == Learned(300)
+    assert find_vocabulary("learn:300", 1) == find_vocabulary("learn", 300) == VocabularyToLearn(300)
 
 
 NO_NAMES = {

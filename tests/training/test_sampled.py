@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from gpt.config import GPTConfig
 from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX
-from gpt.text.vocabulary import Learned, learn
+from gpt.text.vocabulary import VocabularyToLearn, learn
 from gpt.training import module
 from gpt.training.module import LanguageModel
 from gpt.training.sampled import sampled_cross_entropy, sampled_share
@@ -57,7 +57,7 @@ def test_the_last_fifth_of_the_updates_scores_half_of_the_ids(workplace, monkeyp
 @pytest.mark.parametrize(("vocab_size", "tokens"), [(1024, 6144), (4096, 1536)])
 def test_the_share_that_is_sampled_is_that_of_a_text(vocab_size, tokens):
     text = "".join(topics.values())
-    ids = torch.from_numpy(learn([text], Learned(vocab_size)).encode_array(text).astype("int64"))
+    ids = torch.from_numpy(learn([text], VocabularyToLearn(vocab_size)).encode_array(text).astype("int64"))
     starts = torch.randint(len(ids) - 64, (tokens // 64, 1))
     targets = ids[starts + torch.arange(64)].unique().numel()
     for rate in (2, 8):
