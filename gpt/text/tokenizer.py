@@ -101,7 +101,7 @@ class Tokenizer:
         return saved if self.name == "gpt2" else saved | {"table": pack(self.tokens)}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and vars(self) == vars(other)
+        return isinstance(other, Tokenizer) and (self.name, self.tokens) == (other.name, other.tokens)
 
     def __hash__(self) -> int:
         return hash((self.name, self.n_vocab))
@@ -112,17 +112,9 @@ class Tokenizer:
         return self.n_vocab - 1
 
     @property
-    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def encoding(self) -> "tiktoken.Encoding":
         """The `tiktoken.Encoding` of this tokenizer."""
-        import tiktoken
-
-        return tiktoken.Encoding(
-            name=f"{self.name}-{self.n_vocab}",
-            pat_str=WORDS,
-            mergeable_ranks=self.ranks,
-            special_tokens={END_OF_TEXT: self.eot},
-        )
+        return _encoding(self)
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Return the ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
@@ -150,16 +142,14 @@ class Tokenizer:
             raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
         return self.encoding.decode_bytes(ids)
 
-    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def byte_lengths(self) -> NDArray[np.int64]:
         """Return the number of bytes of each token, (n_vocab,). 0 for `<|endoftext|>`."""
-        return np.array([*map(len, self.tokens), 0], dtype=np.int64)
+        return _byte_lengths(self)
 
     @property
-    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
     def ranks(self) -> dict[bytes, int]:
         """The id of each token by its bytes, without `<|endoftext|>`."""
-        return {token: rank for rank, token in enumerate(self.tokens)}
+        return _ranks(self)
 
     def encode_word(self, word: bytes) -> list[int]:
         """Return the ids of one word of `WORDS`, or of the beginning of a word, given as bytes."""
@@ -167,21 +157,45 @@ class Tokenizer:
             return [self.ranks[word]]
         return [self.ranks[part] for part in merge(word, self.ranks.get)]
 
-    @lru_cache(maxsize=256)  # noqa: B019 (shared by equal tokenizers)
     def ids_beginning_with(self, beginning: bytes) -> tuple[int, ...]:
         """Return the ids of the tokens whose bytes begin with `beginning`, in order."""
-        tokens = self._sorted
-        following = tokens[bisect_left(tokens, beginning) :]
-        return tuple(
-            sorted(
-                self.ranks[token] for token in takewhile(lambda token: token.startswith(beginning), following)
-            )
-        )
+        return _ids_beginning_with(self, beginning)
 
-    @property
-    @lru_cache(maxsize=8)  # noqa: B019 (shared by equal tokenizers)
-    def _sorted(self) -> list[bytes]:
-        return sorted(self.tokens)
+
+# What is computed from a table is kept here for all tokenizers that have it: a run has several equal ones.
+@lru_cache(maxsize=8)
+def _encoding(tokenizer: Tokenizer) -> "tiktoken.Encoding":
+    import tiktoken
+
+    return tiktoken.Encoding(
+        name=f"{tokenizer.name}-{tokenizer.n_vocab}",
+        pat_str=WORDS,
+        mergeable_ranks=tokenizer.ranks,
+        special_tokens={END_OF_TEXT: tokenizer.eot},
+    )
+
+
+@lru_cache(maxsize=8)
+def _ranks(tokenizer: Tokenizer) -> dict[bytes, int]:
+    return {token: rank for rank, token in enumerate(tokenizer.tokens)}
+
+
+@lru_cache(maxsize=8)
+def _byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    return np.array([*map(len, tokenizer.tokens), 0], dtype=np.int64)
+
+
+@lru_cache(maxsize=8)
+def _sorted_tokens(tokenizer: Tokenizer) -> list[bytes]:
+    return sorted(tokenizer.tokens)
+
+
+@lru_cache(maxsize=256)
+def _ids_beginning_with(tokenizer: Tokenizer, beginning: bytes) -> tuple[int, ...]:
+    tokens = _sorted_tokens(tokenizer)
+    following = tokens[bisect_left(tokens, beginning) :]
+    found = takewhile(lambda token: token.startswith(beginning), following)
+    return tuple(sorted(tokenizer.ranks[token] for token in found))
 
 
 def last_word(text: str) -> str:
