@@ -16,8 +16,8 @@ The header's metadata has these texts, besides safetensors' own `format`:
   `gpt/weights/runs.py`, to find the newest checkpoint; `gpt/run/listing.py`, `gpt/serve/start.py` and
   `gpt/share/export.py`, to show figures of the run
 - `sums`, the CRC-32 of each tensor: `read_model` checks the weights by it and reads no optimizer's state
-- `checksum`, of these texts and the tensors' names: `read` and `read_model`, before anything is used. Who
-  only looks for the newest checkpoint, or shows figures, takes the header as it is (`parts_of`)
+- `checksum`, of these texts and the tensors' names: `read` and `read_model`, before anything is used.
+  `parts_of`, with which the newest checkpoint is found and figures are shown, does not check it
 
 The file contains no code, and any program that reads safetensors can open it.
 

@@ -47,4 +47,6 @@ def bits_of_best(bits: float | None, loss: float | None, best_loss: float | None
 
     All validations score the same text, so the ratio of bits to loss is the same. None if one is missing.
     """
-    return None if bits is None or best_loss is None else bits * best_loss / (loss or 1)
+    if bits is None or loss is None or best_loss is None:
+        return None
+    return bits * best_loss / loss if loss else bits

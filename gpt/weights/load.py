@@ -224,24 +224,22 @@ def _download(name: str, revision: str | None) -> Path:
 
 def read_weights(path: StrPath | None) -> StoredModel:
     """Read the weights that `find` finds at `path`; InputError if they cannot be used."""
-    path = find(path)
-    if path.name == "model.safetensors" and path.with_name("config.json").is_file():
-        path = path.parent
-    path = next((path / name for name in _OTHER_FILES if (path / name).is_file()), path)
+    path = _source(find(path))
     checkpoint = read_model(path) if path.suffix == SUFFIX else None
     try:
-        if checkpoint is not None:
-            return _from_checkpoint(checkpoint)
-        stored = _read_folder(path) if path.is_dir() else _read_file(path)
-        folder = path if path.is_dir() else path.parent
-        table = folder / "tokenizer.json"
-        own = Tokenizer.from_file(table) if table.is_file() else None
-        return replace(stored, own_tokenizer=own, template=hf.read_template(folder))
+        return _read_other(path) if checkpoint is None else _from_checkpoint(checkpoint)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        # For example a text in place of a number, or a list in place of a mapping.
-        raise InputError(f"{path}: its settings are not a GPT-2's") from error
+
+
+def _source(found: Path) -> Path:
+    """Return what is read for the file or folder that `find` has found.
+
+    It is a folder for a `model.safetensors` beside its `config.json`, and otherwise a file.
+    """
+    has_config = found.name == "model.safetensors" and found.with_name("config.json").is_file()
+    path = found.parent if has_config else found
+    return next((path / name for name in _OTHER_FILES if (path / name).is_file()), path)
 
 
 def _resized(table: Tensor, length: int) -> Tensor:
@@ -260,6 +258,15 @@ def _from_checkpoint(checkpoint: Checkpoint) -> StoredModel:
     own = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
     template = build(Template, part.template) if part.template else None
     return StoredModel("gpt", checkpoint.config, checkpoint.all_weights(), own, template)
+
+
+def _read_other(path: Path) -> StoredModel:
+    """Read the weights of another program, or of `save_pretrained`, and the tokenizer's files beside them."""
+    stored = _read_folder(path) if path.is_dir() else _read_file(path)
+    folder = path if path.is_dir() else path.parent
+    table = folder / "tokenizer.json"
+    own = Tokenizer.from_file(table) if table.is_file() else None
+    return replace(stored, own_tokenizer=own, template=hf.read_template(folder))
 
 
 def _read_folder(folder: Path) -> StoredModel:

@@ -76,8 +76,10 @@ def is_rounded(name: str, weight: Tensor) -> bool:
 
 
 def rounded_weight(name: str, weight: Tensor, rounding: Rounding) -> Int8 | Int4:
-    """Round the weight of a layer. With int4 the head is in int8: docs/log/generation.md tells why."""
-    return to_int4(weight) if rounding == "int4" and name != "head" else to_int8(weight)
+    """Round the weight of a layer. The head is never in int4: docs/log/generation.md tells why."""
+    if rounding == "int8" or name == "head":
+        return to_int8(weight)
+    return to_int4(weight)
 
 
 def rounding_of(name: WeightPrecision | Literal["auto", "pytorch"] | None) -> Rounding | None:

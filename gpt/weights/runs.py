@@ -15,15 +15,15 @@ from gpt.weights.checkpoint import Order, parts_of
 RUNS = Path("runs")
 SUFFIX = ".safetensors"
 Snapshot = tuple[int, float, Path]  # step, loss of its batch in nats per token, file of the weights
-_BROKEN = (0, 0, 0.0)  # the order of a checkpoint whose header cannot be read
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:
     """Return a run's checkpoints, newest first; those with unreadable headers come before or after all."""
-    orders = _orders(run)
+    orders, broken = _orders(run)
     # Two names of one file are ordered by name, independent of the folder's order: `last` before `best`.
     newest_first = sorted(orders, key=lambda path: (orders[path], path.name), reverse=True)
-    return sorted(newest_first, key=lambda path: orders[path] != _BROKEN) if broken_first else newest_first
+    broken = sorted(broken, reverse=True)
+    return [*broken, *newest_first] if broken_first else [*newest_first, *broken]
 
 
 def newest_text(run: Path) -> str:
@@ -36,8 +36,15 @@ def newest_text(run: Path) -> str:
 
 
 def newest_run() -> Path | None:
-    """Return the run in `runs/` with the newest checkpoint by the saved times; None if there is none."""
-    saved = [(order[2], run) for run in RUNS.glob("*") for order in _orders(run).values()]
+    """Return the run in `runs/` with the newest checkpoint by the saved times; None if there is none.
+
+    A run that has only broken checkpoints is the last choice.
+    """
+    saved: list[tuple[float, Path]] = []
+    for run in RUNS.glob("*"):
+        orders, broken = _orders(run)
+        saved += [(saved_at, run) for _, _, saved_at in orders.values()]
+        saved += [(0.0, run) for _ in broken]
     return max(saved)[1] if saved else None
 
 
@@ -51,7 +58,8 @@ def order_of(path: Path) -> Order:
 
 def next_session(run: Path) -> int:
     """Return a number above that of every session in the run's checkpoints."""
-    return 1 + max((order[0] for order in _orders(run).values()), default=0)
+    orders, _ = _orders(run)
+    return 1 + max((session for session, _, _ in orders.values()), default=0)
 
 
 def snapshots_of(run: Path) -> list[Snapshot]:
@@ -88,12 +96,15 @@ def model_name(given: StrPath | None, path: Path) -> str:
     return readable(path.name if path.is_dir() else path.stem)
 
 
-def _orders(run: Path) -> dict[Path, Order]:
-    """Return the order of each checkpoint of a run."""
-    orders = {}
+def _orders(run: Path) -> tuple[dict[Path, Order], list[Path]]:
+    """Return the order of each checkpoint of a run, and the checkpoints whose header cannot be read."""
+    orders: dict[Path, Order] = {}
+    broken: list[Path] = []
     for path in run.glob(f"checkpoints/*{SUFFIX}"):
-        if path.is_file():
-            orders[path] = _BROKEN
-            with suppress(ValueError, OSError):
-                orders[path] = order_of(path)
-    return orders
+        if not path.is_file():
+            continue
+        try:
+            orders[path] = order_of(path)
+        except (ValueError, OSError):
+            broken.append(path)
+    return orders, broken

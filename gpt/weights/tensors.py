@@ -65,9 +65,9 @@ def read_json(path: Path) -> JsonObject:
 def read_pickle(path: Path) -> tuple[JsonObject, Weights]:
     """Read a file of `torch.save`; return its contents, and the tensors in its `model` or `model_state_dict`.
 
-    The tensors are on the CPU and memory-mapped. Raises InputError for a file that holds anything but tensors
-    and plain values, or claims more than its size, or has the format from before PyTorch 1.6: that is a bare
-    pickle, which can ask for any amount of memory.
+    The tensors are on the CPU and memory-mapped. Raises InputError for a file that holds anything other than
+    tensors and plain values, and for one that claims more than its size. The format from before PyTorch 1.6
+    is refused too: it is a bare pickle, which can ask for any amount of memory.
     """
     try:
         _check_archive(path)

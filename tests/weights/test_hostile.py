@@ -98,6 +98,33 @@ def test_a_checkpoint_whose_mask_is_larger_than_its_weights(workplace, capsys):
         assert "context_length 30000 needs a mask larger than the weights" in capsys.readouterr().err
 
 
+STRANGE_VALUES = [None, "gpt2", [], {}, True, -1, 1.5, 1e300, 10**400]
+
+
+@pytest.mark.parametrize("value", STRANGE_VALUES, ids=lambda value: f"{value!r:.8}")
+def test_a_setting_of_another_type_is_one_line_for_each_format(value, tmp_path):
+    """Each file holds no tensor, so that it is refused at the latest for these."""
+    for name, settings in (("gpt2", GPT2), ("own", OWN)):
+        for setting in settings:
+            weights = folder(tmp_path / name, json.dumps({**settings, setting: value}))
+            with pytest.raises(InputError, match=r"^[^\n]*$"):
+                GPT.from_pretrained(weights)
+    saved = nanogpt_checkpoint(huggingface_model())
+    for setting in saved["model_args"]:
+        arguments = {**saved["model_args"], setting: value}
+        torch.save({"model": {}, "model_args": arguments}, tmp_path / "ckpt.pt")
+        with pytest.raises(InputError, match=r"^[^\n]*$"):
+            GPT.from_pretrained(tmp_path / "ckpt.pt")
+    book = {"tok_emb.weight": torch.zeros(300, 48), "pos_emb.weight": torch.zeros(16, 48)}
+    (tmp_path / "book").mkdir()
+    torch.save(book, tmp_path / "book" / "model.pth")
+    for setting in ("n_heads", "drop_rate"):
+        text = json.dumps({"n_heads": 4, setting: value})
+        (tmp_path / "book" / "config.json").write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=r"^[^\n]*$"):
+            GPT.from_pretrained(tmp_path / "book" / "model.pth")
+
+
 LYING_HEADERS = {
     "longer than the file": ({}, 1 << 62),
     "nested lists": (b"[" * 100_000, None),

@@ -6,47 +6,31 @@ from pathlib import Path
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import write_json
-from gpt.plain import JsonObject, build
+from gpt.plain import JsonObject, build, shown
 from gpt.text.table import END_OF_TEXT, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.formats.table import Row, Table, Weights, from_gpt, to_gpt
+from gpt.weights.formats.table import Table, Weights, from_gpt, layer, row, to_gpt
 from gpt.weights.tensors import read_json, write_tensors
 
 TABLE = Table(
     (
-        Row("transformer.wte.weight", ("token_embedding.weight",)),
-        Row("transformer.wpe.weight", ("position_embedding.weight",)),
-        Row("transformer.h.{}.ln_1.weight", ("blocks.{}.attention_norm.weight",)),
-        Row("transformer.h.{}.ln_1.bias", ("blocks.{}.attention_norm.bias",)),
-        Row(
-            "transformer.h.{}.attn.c_attn.weight",
-            (
-                "blocks.{}.attention.W_query.weight",
-                "blocks.{}.attention.W_key.weight",
-                "blocks.{}.attention.W_value.weight",
-            ),
+        row("transformer.wte.weight", "token_embedding.weight"),
+        row("transformer.wpe.weight", "position_embedding.weight"),
+        *layer("transformer.h.{}.ln_1", "blocks.{}.attention_norm"),
+        *layer(
+            "transformer.h.{}.attn.c_attn",
+            "blocks.{}.attention.W_query",
+            "blocks.{}.attention.W_key",
+            "blocks.{}.attention.W_value",
             transposed=True,
         ),
-        Row(
-            "transformer.h.{}.attn.c_attn.bias",
-            (
-                "blocks.{}.attention.W_query.bias",
-                "blocks.{}.attention.W_key.bias",
-                "blocks.{}.attention.W_value.bias",
-            ),
-        ),
-        Row("transformer.h.{}.attn.c_proj.weight", ("blocks.{}.attention.out_proj.weight",), transposed=True),
-        Row("transformer.h.{}.attn.c_proj.bias", ("blocks.{}.attention.out_proj.bias",)),
-        Row("transformer.h.{}.ln_2.weight", ("blocks.{}.feed_forward_norm.weight",)),
-        Row("transformer.h.{}.ln_2.bias", ("blocks.{}.feed_forward_norm.bias",)),
-        Row("transformer.h.{}.mlp.c_fc.weight", ("blocks.{}.feed_forward.up.weight",), transposed=True),
-        Row("transformer.h.{}.mlp.c_fc.bias", ("blocks.{}.feed_forward.up.bias",)),
-        Row("transformer.h.{}.mlp.c_proj.weight", ("blocks.{}.feed_forward.down.weight",), transposed=True),
-        Row("transformer.h.{}.mlp.c_proj.bias", ("blocks.{}.feed_forward.down.bias",)),
-        Row("transformer.ln_f.weight", ("final_norm.weight",)),
-        Row("transformer.ln_f.bias", ("final_norm.bias",)),
-        Row("lm_head.weight", ("head.weight",)),
+        *layer("transformer.h.{}.attn.c_proj", "blocks.{}.attention.out_proj", transposed=True),
+        *layer("transformer.h.{}.ln_2", "blocks.{}.feed_forward_norm"),
+        *layer("transformer.h.{}.mlp.c_fc", "blocks.{}.feed_forward.up", transposed=True),
+        *layer("transformer.h.{}.mlp.c_proj", "blocks.{}.feed_forward.down", transposed=True),
+        *layer("transformer.ln_f", "final_norm"),
+        row("lm_head.weight", "head.weight"),
     ),
     # Masks, and a tied head.
     skipped=frozenset({"transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias", "lm_head.weight"}),
@@ -74,29 +58,26 @@ def read(values: JsonObject, state: Weights) -> tuple[GPTConfig, Weights]:
     The latter's names lack `transformer.`. Raises InputError for a model that this GPT cannot compute.
     """
     exact = values.get("activation_function") == "gelu"
-    fixed = {
-        "model_type": "gpt2",
-        "n_inner": 4 * values.get("n_embd", 768),
-        "activation_function": "gelu" if exact else "gelu_new",
-        **_FIXED,
-    }
-    for name, expected in fixed.items():
-        if (value := values.get(name)) not in (None, expected):
-            raise InputError(f"{name} is {value!r} in config.json, expected {expected!r}")
+    _check_fixed(values, {"model_type": "gpt2", "activation_function": "gelu" if exact else "gelu_new"})
     config = GPTConfig(  # sizes default to GPT-2 small's in both programs
         **{ours: values[theirs] for theirs, ours in SIZES.items() if theirs in values},
         dropout=values.get("resid_pdrop", 0.1),
         tie_embeddings=values.get("tie_word_embeddings", True),
         exact_gelu=exact,
     )
+    _check_fixed(values, {"n_inner": 4 * config.emb_dim, **_FIXED})
     if "wte.weight" in state:  # a GPT2Model's
-        state = {_full_name(name): tensor for name, tensor in state.items()}
+        head = "lm_head.weight"  # one may stand beside it
+        state = {name if name == head else f"transformer.{name}": tensor for name, tensor in state.items()}
     return config, to_gpt(config, state, TABLE)
 
 
-def _full_name(name: str) -> str:
-    """Return the name in a GPT2LMHeadModel of a tensor of a GPT2Model, or of the head beside one."""
-    return name if name == "lm_head.weight" else f"transformer.{name}"
+def _check_fixed(values: JsonObject, fixed: JsonObject) -> None:
+    """Raise InputError for a setting with another value than the only one that this GPT supports."""
+    for name, expected in fixed.items():
+        value = values.get(name)
+        if value is not None and value != expected:
+            raise InputError(f"{name} is {shown(value)} in config.json, expected {expected!r}")
 
 
 def write(config: GPTConfig, weights: Weights, folder: Path) -> None:

@@ -18,8 +18,13 @@ TABLE = replace(hf.TABLE, rows=tuple(replace(row, transposed=False) for row in h
 
 
 def read(checkpoint: JsonObject, state: Weights) -> tuple[GPTConfig, Weights]:
-    """Convert a checkpoint that nanoGPT's `train.py` wrote; missing biases are zeros."""
+    """Convert a checkpoint that nanoGPT's `train.py` wrote; missing biases are zeros.
+
+    Raises InputError for one without nanoGPT's settings, and the errors of `to_gpt`.
+    """
     given = checkpoint["model_args"]
+    if not isinstance(given, dict) or not given.keys() >= _SIZES.keys():
+        raise InputError(f"its model_args are not nanoGPT's settings: expected {', '.join(_SIZES)}")
     sizes = {ours: given[theirs] for theirs, ours in _SIZES.items()}
     config = GPTConfig(**sizes, dropout=given.get("dropout", 0.0), exact_gelu=True)
     zero_biases = "transformer.ln_f.bias" not in state

@@ -29,6 +29,18 @@ class Row:
     """Whether it is stored as (in, out); `torch.nn.Linear` stores (out, in)."""
 
 
+def row(theirs: str, *ours: str, transposed: bool = False) -> Row:
+    """Return the row of a tensor, given its name there, and the name or names of what it holds here."""
+    return Row(theirs, ours, transposed)
+
+
+def layer(theirs: str, *ours: str, transposed: bool = False) -> tuple[Row, Row]:
+    """Return the rows of a layer's weight and bias, given the layer's names as in `row`."""
+    weights = (f"{name}.weight" for name in ours)
+    biases = (f"{name}.bias" for name in ours)
+    return row(f"{theirs}.weight", *weights, transposed=transposed), row(f"{theirs}.bias", *biases)
+
+
 @dataclass(frozen=True)
 class Table:
     """All tensors of another program's GPT-2."""
@@ -147,7 +159,7 @@ def check_known(config: GPTConfig, weights: Weights, table: Table) -> None:
 
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:
     """Check this project's own state dict, drop a tied head; raises the errors of `to_gpt`."""
-    rows = tuple(Row(name, (name,)) for name in shapes(config))
+    rows = tuple(row(name, name) for name in shapes(config))
     return to_gpt(config, weights, Table(rows, frozenset({"head.weight"})))
 
 
