@@ -13,7 +13,7 @@ from gpt.data.prepared import Prepared, is_prepared
 from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
-from gpt.evaluation.choices import ChoiceScore, score_choices
+from gpt.evaluation.choices import score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.model import GPT
 from gpt.progress import progress
@@ -33,12 +33,6 @@ class TextScore(TypedDict):
     perplexity: float
     bits_per_byte: float
     standard_error: float | None
-
-
-class LabelScore(ChoiceScore):
-    """The score of a classifier, and the part of the data."""
-
-    split: str
 
 
 def evaluate(
@@ -85,8 +79,13 @@ def evaluate(
         template=template or DEFAULT_TEMPLATE,
     )
     scored = in_precision(model, precision)
-    score_data = score_labels if choices else score_text
-    print(json.dumps({"data": data, **score_data(scored, tokenizer, data, split, reading)}, indent=2))
+    result: dict[str, object] = {"data": data}
+    if choices:
+        prepared, part, result["split"] = _prepare(tokenizer, data, split, reading)
+        result |= score_choices(scored, prepared, part)
+    else:
+        result |= score_text(scored, tokenizer, data, split, reading)
+    print(json.dumps(result, indent=2))
 
 
 def score_text(
@@ -121,14 +120,6 @@ def score_text(
         "bits_per_byte": bits,
         "standard_error": error if math.isfinite(error) else None,
     }
-
-
-def score_labels(
-    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = DEFAULT_READING
-) -> LabelScore:
-    """Return the result of `score_choices` for `data`."""
-    prepared, part, named = _prepare(tokenizer, data, split, reading)
-    return {"split": named, **score_choices(model, prepared, part)}
 
 
 def _prepare(
