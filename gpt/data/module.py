@@ -26,8 +26,8 @@ class _Processes(NamedTuple):
     """How the processes of a Trainer share an update."""
 
     rank: int = 0  # of this process
-    number: int = 1
-    accumulated: int = 1  # batches of each process in an update
+    world_size: int = 1
+    batches_per_update: int = 1  # of each process
 
 
 class TokenData(pl.LightningDataModule):
@@ -97,19 +97,16 @@ class TokenData(pl.LightningDataModule):
     def windows_per_update(self) -> int:
         """Windows that all processes together read in one update."""
         processes = self._processes()
-        return self.batch_size * processes.number * processes.accumulated
+        return self.batch_size * processes.world_size * processes.batches_per_update
 
     @property
     def updates_per_epoch(self) -> int:
         """Updates in one epoch. The Trainer must be known."""
-        batches = len(self.train_dataloader())  # a multiple of those of an update
-        return batches // self._processes().accumulated
+        return self.train_dataloader().updates_per_epoch
 
-    def train_dataloader(self) -> "TrainLoader":
-        """Return batches (x, y), (B, T) int64 each, in which y is one token ahead of x.
-
-        With `isolate`, document ids follow. Raises InputError if the training text is shorter than a window.
-        """
+    @cached_property
+    def _train_windows(self) -> Grid | Packed:
+        """The windows of the training text; InputError if it is shorter than one, or nothing is scored."""
         stream = self.prepared.stream("train")
         length = self.context_length
         if len(stream) < length:
@@ -117,48 +114,48 @@ class TokenData(pl.LightningDataModule):
                 f"the training text has {len(stream)} tokens, fewer than the context_length of {length}: "
                 "give more text or a smaller context_length"
             )
-        windows: Grid | Packed
+        if stream.example_starts is None:
+            return Grid(len(stream), length, self.seed, self.options.shift)
+        windows = Packed(stream.example_starts, len(stream), length, is_scored(stream.tokens))
+        if not windows.count:  # `gpt prepare` leaves such examples out
+            raise InputError("no token of the training text is scored: prepare it again")
+        return windows
+
+    def train_dataloader(self) -> "TrainLoader":
+        """Return batches (x, y), (B, T) int64 each, in which y is one token ahead of x.
+
+        With `isolate`, document ids follow. Raises InputError if the training text is shorter than a window.
+        """
+        windows = self._train_windows
         respelling = None
-        starts = None
-        if self.prepared.template:  # examples
-            starts = self.prepared.document_starts("train")
-            windows = Packed(starts, len(stream), length, is_scored(stream.tokens))
-            if not windows.count:  # `gpt prepare` leaves such examples out
-                raise InputError("no token of the training text is scored: prepare it again")
-        else:
-            windows = Grid(len(stream), length, self.seed, self.options.shift)
-            if share := self.options.bpe_dropout:
-                respelling = Respelling(share, self.tokenizer.tokens, self.seed)
+        if self.options.bpe_dropout and isinstance(windows, Grid):  # examples are not changed
+            respelling = Respelling(self.options.bpe_dropout, self.tokenizer, self.seed)
         processes = self._processes()
         dataset = TrainWindows(
-            stream,
+            self.prepared.stream("train"),
             windows,
             self.batch_size,
             seed=self.seed,
             rank=processes.rank,
-            world_size=processes.number,
+            world_size=processes.world_size,
             isolate=self.options.isolate,
             respelling=respelling,
-            document_starts=starts,
         )
-        return TrainLoader(dataset, processes.accumulated, self.place, pin_memory=self._on_cuda())
+        return TrainLoader(dataset, processes.batches_per_update, self.place, pin_memory=self._on_cuda())
 
     def val_dataloader(self) -> EvalWindows:
         """Return the whole held-out split once, in order. The target of padding is IGNORE_INDEX."""
-        stream = self.prepared.stream("val")
         processes = self._processes()
-        starts = self.prepared.document_starts("val") if self.prepared.template else None
         return EvalWindows(
-            stream,
+            self.prepared.stream("val"),
             self.context_length,
             self.batch_size,
             rank=processes.rank,
-            world_size=processes.number,
+            world_size=processes.world_size,
             isolate=self.options.isolate,
-            document_starts=starts,
         )
 
-    def _processes(self) -> "_Processes":
+    def _processes(self) -> _Processes:
         trainer = self.trainer
         if trainer is None:
             return _Processes()
@@ -170,14 +167,14 @@ class TokenData(pl.LightningDataModule):
         return trainer is not None and trainer.strategy.root_device.type == "cuda"
 
 
-def divide_update(options: DataOptions, context_length: int, processes: int) -> tuple[int, int]:
+def divide_update(options: DataOptions, context_length: int, world_size: int) -> tuple[int, int]:
     """Divide the `tokens_per_update` into equal batches on all processes, of at most `batch_size` windows.
 
-    Return the windows in a batch and the number of batches of each process. Raises InputError if the
+    Return the windows in a batch, and the batches of each process in an update. Raises InputError if the
     processes cannot share the tokens in whole windows.
     """
     wanted = options.tokens_per_update or 0
-    equal = context_length * processes
+    equal = context_length * world_size
     share, left = divmod(wanted, equal)  # windows of each process
     if left or not share:
         what = f"tokens_per_update {wanted} is no multiple of {equal}, a window on each process"
@@ -190,44 +187,54 @@ def divide_update(options: DataOptions, context_length: int, processes: int) -> 
 class TrainLoader:
     """A loader of batch after batch. Each iteration continues where the last one stopped.
 
-    It begins after `place` windows. An epoch has a multiple of `multiple_of` batches (rounded up), so that
-    all updates accumulate the same number. If an update has several batches of examples, each batch comes
-    with its weight in their mean. The Trainer saves the loader's state to resume within an epoch.
+    It begins after `place` windows. The batches of an epoch are rounded up to whole updates, so that all
+    updates accumulate the same number. If an update has several batches of examples, each batch comes with
+    its weight in their mean. The Trainer saves the loader's state to resume within an epoch.
     """
 
     def __init__(
-        self, dataset: TrainWindows, multiple_of: int = 1, place: int = 0, *, pin_memory: bool = False
+        self,
+        dataset: TrainWindows,
+        batches_per_update: int = 1,
+        place: int = 0,
+        *,
+        pin_memory: bool = False,
     ) -> None:
         self.dataset = dataset
-        self._per_update = multiple_of
+        self.batches_per_update = batches_per_update
+        self.updates_per_epoch = math.ceil(len(dataset) / batches_per_update)
         self._pin_memory = pin_memory
-        self._count = math.ceil(len(dataset) / multiple_of) * multiple_of
-        self._windows_per_batch = dataset.batch_size * dataset.world_size
+        self._windows_per_batch = dataset.batch_size * dataset.world_size  # of all processes
         self.load_state_dict({"windows": place})
 
     def __len__(self) -> int:
-        return self._count
+        """Return the number of batches of an epoch on each process."""
+        return self.updates_per_epoch * self.batches_per_update
 
     def __iter__(self) -> Iterator[Batch | WeightedBatch]:
-        for _ in range(self._count // self._per_update):
+        for _ in range(self.updates_per_epoch):
             weights = self._weights()
-            for number in range(self._per_update):
-                batch = self.dataset[self._next]
+            for number in range(self.batches_per_update):
+                tensors = self.dataset[self._next]
                 weight = None if weights is None else weights[number]
                 self._next += 1
                 if self._pin_memory:
-                    batch = tuple(part.pin_memory() for part in batch)
+                    tensors = tuple(tensor.pin_memory() for tensor in tensors)
                     weight = None if weight is None else weight.pin_memory()
-                yield batch if weight is None else _weighted(batch, weight)
+                if weight is None:
+                    yield tensors
+                else:
+                    x, y, *documents = tensors
+                    yield WeightedBatch(x, y, documents[0] if documents else None, weight)
 
     def _weights(self) -> Tensor | None:
-        """Return the weights of this process's batches in the next update, (batches,) float32.
+        """Return the weights of this process's batches in the next update, (batches_per_update,) float32.
 
         None if all of them are equal.
         """
-        if self._per_update * self.dataset.world_size == 1:
+        if self.batches_per_update * self.dataset.world_size == 1:
             return None
-        scored = self.dataset.scored_tokens(np.arange(self._next, self._next + self._per_update))
+        scored = self.dataset.scored_tokens(np.arange(self._next, self._next + self.batches_per_update))
         if scored is None:
             return None
         return torch.from_numpy(scored[:, self.dataset.rank] / scored.mean()).float()
@@ -239,8 +246,3 @@ class TrainLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the windows that `state_dict` counted. The batch size may differ from before."""
         self._next = state["windows"] // self._windows_per_batch
-
-
-def _weighted(batch: Batch, weight: Tensor) -> WeightedBatch:
-    x, y, *documents = batch
-    return WeightedBatch(x, y, documents[0] if documents else None, weight)

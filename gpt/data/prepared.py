@@ -24,16 +24,19 @@ from gpt.text.tokenizer import Tokenizer
 META = "meta-4.json"  # the number changes with the format
 _META_OF_ANY_VERSION = "meta-*.json"
 INDEX_DTYPE = np.dtype("<i8")
-_STRETCH = 1 << 12  # tokens
+_NEIGHBOURS = 1 << 12  # tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stream:
-    """The tokens of a split as they are stored. `eot` is the id of `<|endoftext|>`."""
+    """The tokens of a split as they are stored."""
 
     path: Path
     dtype: StoredType
     eot: int
+    """The id of `<|endoftext|>`."""
+    example_starts: NDArray[np.int64] | None = None
+    """The position of each example's first token, (examples,). None for plain text."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -184,13 +187,14 @@ class Prepared:
 
     def stream(self, split: str) -> Stream:
         """Return the tokens of `train` or `val`."""
-        return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot)
+        starts = None if self.template is None else self.document_starts(split)
+        return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot, starts)
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
-        """Return about `most` ids of a split, in stretches spread evenly over it."""
+        """Return about `most` ids of a split, in rows of neighbours that are spread evenly over it."""
         stream = self.stream(split)
-        starts = range(0, max(1, len(stream)), max(_STRETCH, _STRETCH * len(stream) // most))
-        spread = np.concatenate([stream.tokens[start : start + _STRETCH] for start in starts])
+        starts = range(0, max(1, len(stream)), max(_NEIGHBOURS, _NEIGHBOURS * len(stream) // most))
+        spread = np.concatenate([stream.tokens[start : start + _NEIGHBOURS] for start in starts])
         return token_ids(stream.checked(spread))
 
     def document_starts(self, split: str) -> NDArray[np.int64]:

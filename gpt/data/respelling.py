@@ -7,7 +7,7 @@ Shapes: B windows, n tokens in each.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from gpt.data.stored import Stored
 from gpt.text.table import Ranked, merge
+from gpt.text.tokenizer import Tokenizer
 
 _LETTERS = rb"[A-Za-z\x80-\xff]"  # bytes of letters of any script, in UTF-8
 _CONTINUES = re.compile(_LETTERS + rb"+")  # a token that can continue a word
@@ -28,7 +29,7 @@ class Respelling:
     """BPE-dropout, which skips each merge of a word's bytes with probability `share`."""
 
     share: float  # above 0
-    tokens: Sequence[bytes]  # in the order of their ranks
+    tokenizer: Tokenizer
     seed: int
 
     def __call__(self, rows: Stored, first: int) -> Stored:
@@ -45,11 +46,8 @@ class Respelling:
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        return [*self.tokens, b"."]  # `<|endoftext|>` has no merges either
-
-    @cached_property
-    def _ranks(self) -> dict[bytes, int]:
-        return {token: rank for rank, token in enumerate(self.tokens)}
+        """The bytes of each token. `<|endoftext|>` stands as a full stop, which is a word of its own too."""
+        return [*self.tokenizer.tokens, b"."]
 
     @cached_property
     def _continues(self) -> list[bool]:
@@ -79,7 +77,8 @@ class Respelling:
         text = b"".join(map(self._bytes.__getitem__, word))
         if merging.leaves(len(text) - len(word)):
             return word
-        tokens = [self._ranks[part] for part in merge(text, self._ranks.get, merging.choose)]
+        ranks = self.tokenizer.ranks
+        tokens = [ranks[part] for part in merge(text, ranks.get, merging.choose)]
         return tokens if len(tokens) >= len(word) else word
 
 
@@ -94,7 +93,10 @@ class _Merging:
         self._next = self._draw()  # how many merges from now the next skipped one is; 1 is the very next
 
     def leaves(self, merges: int) -> bool:
-        """Whether none of the next `merges` merges is skipped. Then the word stays as it is."""
+        """Whether none of the next `merges` merges is skipped: then the word stays as it is.
+
+        At a share of 0.05 most words stay, and for these nothing has to be merged.
+        """
         if merges >= self._next:
             return False
         self._next -= merges

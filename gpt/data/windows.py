@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -156,37 +156,55 @@ def make_batch(
     context_length: int,
     isolate: bool,
     respell: Callable[[Stored], Stored] | None = None,
-    document_starts: NDArray[np.int64] | None = None,
 ) -> Batch:
     """Make inputs x and targets y of B windows, (B, T) int64 each. With `isolate`, add each input's document.
 
     Padding is 0 in x and IGNORE_INDEX in y. A token of an example that is not scored is IGNORE_INDEX in y
-    too. Documents are counted from 0 in each row. A document begins with the `<|endoftext|>` before it, as
-    that predicts its first token. Examples need `document_starts`, as a conversation has an `<|endoftext|>`
-    after each reply.
+    too. Raises InputError for a token that the vocabulary does not have.
     """
     starts, lengths = spans
     rows = stream.rows(starts, context_length)  # (B, T + 1)
     if respell is not None:
         rows = respell(rows)
     tokens = token_ids(rows)
-    # Both are views of the same memory. Where y must differ, it becomes a copy.
     x = tokens[:, :-1]
     y = tokens[:, 1:]
-    if may_be_unscored(rows) or lengths.min() < context_length:
-        y = np.where(is_scored(rows), tokens, IGNORE_INDEX)[:, 1:]
+    if may_be_unscored(rows):
+        y = np.where(is_scored(rows[:, 1:]), y, IGNORE_INDEX)
+    if lengths.min() < context_length:
         padding = np.arange(context_length) >= lengths[:, None]
-        x[padding] = 0
-        y[padding] = IGNORE_INDEX
+        x = np.where(padding, 0, x)
+        y = np.where(padding, IGNORE_INDEX, y)
     batch = [x, y]
     if isolate:
-        if document_starts is None:
-            document = np.cumsum(x == stream.eot, axis=1)
-        else:
-            targets = starts[:, None] + np.arange(context_length)  # an input belongs to its target's document
-            document = np.searchsorted(document_starts, targets, side="right")
-        batch.append(document - document[:, :1])
+        batch.append(_documents(stream, starts, x))
     return tuple(map(torch.from_numpy, batch))
+
+
+def _documents(stream: Stream, starts: NDArray[np.int64], x: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the document of each input, (B, T), counted from 0 in each row.
+
+    An input belongs to the document of its target. So a document begins with the `<|endoftext|>` before it,
+    which shows where it is in plain text, also in a respelled window. A conversation has one after each
+    reply, so the index of the examples tells where each begins.
+    """
+    if stream.example_starts is None:
+        document = np.cumsum(x == stream.eot, axis=1)
+    else:
+        targets = starts[:, None] + np.arange(x.shape[1])
+        document = np.searchsorted(stream.example_starts, targets, side="right")
+    return document - document[:, :1]
+
+
+Batches = TypeVar("Batches", int, NDArray[np.int64])
+
+
+def _first_place(batch: Batches, batch_size: int, rank: int, world_size: int) -> Batches:
+    """Return the place of the first window of a process's batch, or of each of several batches.
+
+    The processes take batches one after another: batch 0 of each, then batch 1 of each.
+    """
+    return (batch * world_size + rank) * batch_size
 
 
 @dataclass
@@ -194,8 +212,7 @@ class TrainWindows:
     """Training batches by number: `dataset[k]` is batch k of this process, for any k from 0 on.
 
     The places of a run's windows are counted over all processes. Place g holds the window at position g % N
-    of the permutation of epoch g // N. Batch k of a process holds the B places from (k * world_size + rank) *
-    B on.
+    of the permutation of epoch g // N. A batch of a process holds B places, see `_first_place`.
     """
 
     stream: Stream
@@ -206,34 +223,34 @@ class TrainWindows:
     world_size: int = 1
     isolate: bool = False
     respelling: Respelling | None = None
-    document_starts: NDArray[np.int64] | None = None
-    """Where examples begin, for `isolate`."""
 
     def __post_init__(self) -> None:
         # Many batches are looked up at once, as permuting one window takes about as long as thousands. For a
         # short text they are those of eight epochs.
         self._batches_at_once = max(1, min(_WINDOWS_AT_ONCE, 8 * self.windows.count) // self.batch_size)
-        self._block: tuple[int, Spans] | None = None  # the number of such a block of batches, and its spans
+        self._looked_up: tuple[int, Spans] | None = None  # the first of these batches, and all their spans
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on each process, rounded up."""
         return math.ceil(self.windows.count / (self.batch_size * self.world_size))
 
     def __getitem__(self, batch: int) -> Batch:
-        block, row = divmod(batch, self._batches_at_once)
-        if self._block is None or self._block[0] != block:
-            first_batch = block * self._batches_at_once
-            self._block = block, self.spans(np.arange(first_batch, first_batch + self._batches_at_once))
-        starts, lengths = self._block[1]
-        first = (batch * self.world_size + self.rank) * self.batch_size
-        respell = None if self.respelling is None else partial(self.respelling, first=first)
+        row = batch % self._batches_at_once
+        first_batch = batch - row
+        if self._looked_up is None or self._looked_up[0] != first_batch:
+            batches = np.arange(first_batch, first_batch + self._batches_at_once)
+            self._looked_up = first_batch, self.spans(batches)
+        starts, lengths = self._looked_up[1]
+        respell = None
+        if self.respelling is not None:
+            place = _first_place(batch, self.batch_size, self.rank, self.world_size)
+            respell = partial(self.respelling, first=place)
         spans = starts[row], lengths[row]
-        length = self.windows.context_length
-        return make_batch(self.stream, spans, length, self.isolate, respell, self.document_starts)
+        return make_batch(self.stream, spans, self.windows.context_length, self.isolate, respell)
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
         """Return the spans of the windows in this process's batches with these numbers: (batches, B) each."""
-        first = (batches * self.world_size + self.rank) * self.batch_size
+        first = _first_place(batches, self.batch_size, self.rank, self.world_size)
         places = first[:, None] + np.arange(self.batch_size)
         starts = np.empty_like(places)
         lengths = np.empty_like(places)
@@ -248,12 +265,12 @@ class TrainWindows:
         """
         if not isinstance(self.windows, Packed):
             return None
-        shape = len(batches), self.world_size, self.batch_size
-        places = batches[:, None] * self.world_size * self.batch_size + np.arange(shape[1] * shape[2])
+        first = _first_place(batches, self.batch_size, 0, self.world_size)
+        places = first[:, None] + np.arange(self.world_size * self.batch_size)
         scored = np.empty_like(places)
         for _, here, windows in self._windows_at(places):
             scored[here] = self.windows.scored_tokens(windows)
-        return scored.reshape(shape).sum(axis=2)
+        return scored.reshape(len(batches), self.world_size, self.batch_size).sum(axis=2)
 
     def _windows_at(
         self, places: NDArray[np.int64]
@@ -268,18 +285,13 @@ class TrainWindows:
             yield epoch, here, permute(positions[here], self.windows.count, (self.seed, epoch, _ORDER))
 
 
-def each_token_once(
-    tokens: int, context_length: int, document_starts: NDArray[np.int64] | None = None
-) -> Spans:
-    """Return the spans of windows that cover a stream in order.
-
-    They are packed if `document_starts` are given, else adjacent.
-    """
-    if document_starts is not None:
-        packed = Packed(document_starts, tokens, context_length)
+def each_token_once(stream: Stream, context_length: int) -> Spans:
+    """Return the spans of windows that cover a stream in order: packed for examples, else adjacent."""
+    if stream.example_starts is not None:
+        packed = Packed(stream.example_starts, len(stream), context_length)
         return packed.spans(np.arange(packed.count), 0)
-    starts = np.arange(0, tokens, context_length)
-    return starts, np.minimum(tokens - starts, context_length)
+    starts = np.arange(0, len(stream), context_length)
+    return starts, np.minimum(len(stream) - starts, context_length)
 
 
 @dataclass
@@ -295,24 +307,23 @@ class EvalWindows:
     rank: int = 0
     world_size: int = 1
     isolate: bool = False
-    document_starts: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        spans = each_token_once(len(self.stream), self.context_length, self.document_starts)
-        self._spans = np.stack(spans)  # (2, windows)
+        self._starts, self._lengths = each_token_once(self.stream, self.context_length)
 
     def __len__(self) -> int:
-        return math.ceil(self._spans.shape[1] / (self.batch_size * self.world_size))
+        return math.ceil(len(self._starts) / (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in range(len(self)):
             yield self[batch]
 
     def __getitem__(self, batch: int) -> Batch:
-        first = (batch * self.world_size + self.rank) * self.batch_size
-        spans = self._spans[:, first : first + self.batch_size]
-        starts, lengths = np.pad(spans, ((0, 0), (0, self.batch_size - spans.shape[1])))
-        padded = starts, lengths
-        return make_batch(
-            self.stream, padded, self.context_length, self.isolate, document_starts=self.document_starts
-        )
+        first = _first_place(batch, self.batch_size, self.rank, self.world_size)
+        spans = self._padded(self._starts, first), self._padded(self._lengths, first)
+        return make_batch(self.stream, spans, self.context_length, self.isolate)
+
+    def _padded(self, values: NDArray[np.int64], first: int) -> NDArray[np.int64]:
+        """Return the values of the windows in the batch that begins at `first`, (B,), or 0 for padding."""
+        batch = values[first : first + self.batch_size]
+        return np.pad(batch, (0, self.batch_size - len(batch)))

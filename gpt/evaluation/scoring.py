@@ -59,15 +59,14 @@ def score_windows(
     if not len(stream):
         raise InputError(f"there is no text to score in the split {split}")
     length = model.config.context_length
-    documents = prepared.document_starts(split) if prepared.template else None
     byte_lengths = prepared.tokenizer.byte_lengths()
     every = -(-len(stream) // most)
-    starts, lengths = (part[::every] for part in each_token_once(len(stream), length, documents))
+    starts, lengths = (part[::every] for part in each_token_once(stream, length))
     for first in range(0, len(starts), _WINDOWS):
         batch = slice(first, first + _WINDOWS)
         spans = starts[batch], lengths[batch]
         # (B, T) each; with `isolate` there are document ids, too
-        x, targets, *ids = make_batch(stream, spans, length, isolate=isolate, document_starts=documents)
+        x, targets, *ids = make_batch(stream, spans, length, isolate)
         nats = score(model, x, targets, *ids)
         yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
 

@@ -20,7 +20,7 @@ ROWS = np.array(TOKENIZER.encode(TEXT)[:660], np.uint16).reshape(20, 33)
 
 
 def respelling(share: float) -> Respelling:
-    return Respelling(share, TOKENIZER.tokens, seed=3)
+    return Respelling(share, TOKENIZER, seed=3)
 
 
 def by_the_paper(text: bytes, share: float, draw: random.Random) -> tuple[bytes, ...]:
