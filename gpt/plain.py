@@ -24,7 +24,8 @@ T = TypeVar("T")
 Json: TypeAlias = Any
 """A value as JSON and YAML have it: None, a bool, a number, a text, or lists and mappings of these.
 
-For mypy it is `Any`: who reads a stranger's file checks it, or catches what a value of another type raises.
+For mypy it is `Any`. So code that reads a stranger's file has to check the types, or to catch what a value
+of another type raises.
 """
 JsonObject: TypeAlias = dict[str, Json]
 """A mapping of names to such values."""

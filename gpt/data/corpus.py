@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from gpt.data.chunks import Selection, choose_chunks, take_rows, take_text, total_bytes
 from gpt.data.documents import (
     TEXT,
     Piece,
@@ -19,7 +20,7 @@ from gpt.data.documents import (
     read_documents,
 )
 from gpt.data.formats import (
-    PART_BYTES,
+    CHUNK_BYTES,
     Row,
     errors_named,
     estimated_bytes,
@@ -27,8 +28,7 @@ from gpt.data.formats import (
     read_text,
 )
 from gpt.data.hub import HubDataSet
-from gpt.data.parts import Selection, choose_parts, take_passages, take_rows, total_bytes
-from gpt.data.rows import part_sizes, read_rows
+from gpt.data.rows import chunk_sizes, read_rows
 from gpt.errors import InputError, check_least
 from gpt.plain import shown
 from gpt.progress import counted
@@ -45,7 +45,9 @@ class Corpus:
     files: tuple[str, ...]
     """Paths, URLs, hub:OWNER/NAME, builtin:NAME; URLs are downloaded by `find_corpus`."""
     subset: str | None = None
-    revision: str | None = None  # without one, prepared data stays as it is when the hub's data set changes
+    revision: str | None = None
+    """The commit of a data set of the hub. Without one, the newest is read, and what was prepared before is
+    still taken after the data set has changed."""
     sha256: tuple[str, ...] = ()
     """The hash of each file in hexadecimal, or none. A file with another hash is an InputError."""
     weights: tuple[float, ...] = ()
@@ -86,11 +88,11 @@ class Corpus:
         return self.weights or (1.0,) * len(self.files)
 
     @cached_property
-    def _part_sizes(self) -> list[list[int]]:
-        """The bytes to read of each part of each file: the part's size times the file's weight."""
+    def _chunk_sizes(self) -> list[list[int]]:
+        """The bytes to read of each chunk of each file: the chunk's size times the file's weight."""
         sizes_of_files = []
         for name, weight in zip(self.files, self._weight_of_each, strict=True):
-            sizes = part_sizes(name, self._choose)
+            sizes = chunk_sizes(name, self._choose)
             sizes_of_files.append([math.ceil(weight * size) for size in sizes])
         return sizes_of_files
 
@@ -102,14 +104,14 @@ class Corpus:
 
     def size(self) -> int | None:
         """Return the bytes to read in all; None if unknown before: files are compressed, or on the hub."""
-        return total_bytes(self._part_sizes)
+        return total_bytes(self._chunk_sizes)
 
     def estimated_size(self, read: int, documents: int) -> int:
         """Estimate the bytes of text in all, given that the first `documents` documents had `read` bytes."""
         per_document = read / max(1, documents)
         return sum(
             sum(sizes) or math.ceil(weight * self._estimate(name, per_document))
-            for name, weight, sizes in zip(self.files, self._weight_of_each, self._part_sizes, strict=True)
+            for name, weight, sizes in zip(self.files, self._weight_of_each, self._chunk_sizes, strict=True)
         )
 
     def _estimate(self, name: str, bytes_per_document: float) -> int:
@@ -128,23 +130,25 @@ class Corpus:
     def pieces(self, most_bytes: int | None = None) -> Iterator[Piece]:
         """Yield the documents in order, in pieces. `most_bytes` limits their size, approximately.
 
-        With `most_bytes`, only some parts are read, spread evenly over all files. A larger `most_bytes` adds
-        parts to those of a smaller one. The rows of a part can only be read in order, so at least an eighth
-        of them is taken. If the size of a file is unknown, as it is compressed, all files are read
-        from the beginning. If a file has a weight below 1, the same rows or passages are left out each time.
+        With `most_bytes`, only some chunks are read, spread evenly over all files. A larger `most_bytes` adds
+        chunks to those of a smaller one. At least an eighth of the rows of a chunk is taken: all of them have
+        to be read, as each row shows where the next one begins. If the size of a file is unknown, because it
+        is compressed, all files are read from the beginning. A file's weight below 1 leaves out the same rows
+        or pieces each time.
+
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
         read = 0
         is_example = False
         tolerance = Tolerance(self.skip_bad_rows)
-        selections = choose_parts(self._part_sizes, most_bytes)
+        selections = choose_chunks(self._chunk_sizes, most_bytes)
         for name, weight, selection in zip(self.files, self._weight_of_each, selections, strict=True):
             with errors_named(name):
                 for piece in self._pieces(name, weight, selection, tolerance):
                     if piece.first:
                         is_example = not piece.scored
                     may_end = piece.first or not is_example  # a prompt without its reply is no example
-                    if may_end and most_bytes is not None and read >= most_bytes + PART_BYTES:
+                    if may_end and most_bytes is not None and read >= most_bytes + CHUNK_BYTES:
                         tolerance.tell()
                         return
                     read += len(piece.text.encode())
@@ -154,19 +158,19 @@ class Corpus:
     def _pieces(
         self, name: str, weight: float, selection: Selection, tolerance: Tolerance
     ) -> Iterator[Piece]:
-        """Yield the pieces of one file: of the selected parts, what its weight leaves."""
+        """Yield the pieces of one file: of the selected chunks, what its weight leaves."""
         if selection.is_empty:
             return
         if file_format(name) == "text":
-            yield from take_passages(read_text(name, selection.parts), weight)
+            yield from take_text(read_text(name, selection.chunks), weight)
             return
-        rows = take_rows(self._rows(name, selection.parts), weight, selection.rows)
+        rows = take_rows(self._rows(name, selection.chunks), weight, selection.rows)
         yield from cut(read_documents(name, rows, self.text_column, self.template, tolerance))
 
-    def _rows(self, name: str, parts: list[int] | None) -> Iterator[Row]:
+    def _rows(self, name: str, chunks: list[int] | None) -> Iterator[Row]:
         if name in self._data_sets:
             return self._data_sets[name].rows(self._choose)
-        return read_rows(name, parts, self._choose)
+        return read_rows(name, chunks, self._choose)
 
     def _choose(self, present: Sequence[str]) -> list[str]:
         """Return the columns to read. Raises InputError if a needed one is not present."""

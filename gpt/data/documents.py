@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from gpt.data.formats import Row
-from gpt.data.rows import place
+from gpt.data.rows import position_of
 from gpt.errors import InputError
 from gpt.plain import Json, JsonObject, parse_json, shown
 from gpt.progress import counted, notice_once
@@ -121,16 +121,16 @@ class Tolerance:
     def skip(self, name: str, row: Row, error: InputError) -> None:
         """Leave out a row of a file. Raises InputError beyond the limit.
 
-        To tell the place of a row, the file is read up to it. So only the messages that are shown tell it.
+        To tell the position of a row, the file is read up to it. So only the messages that are shown tell it.
         """
         if self.skipped == self.most:
             advice = "leave out bad rows with"
             if self.most:
                 advice = f"{counted(self.most, 'bad row')} left out already by"
-            where = place(name, row)
+            where = position_of(name, row)
             raise InputError(f"in {where}: {error}; {advice} --skip_bad_rows (gpt fit: --data.skip_bad_rows)")
         if not self.skipped:
-            self.first = f"{name} in {place(name, row)}: {error}"
+            self.first = f"{name} in {position_of(name, row)}: {error}"
         self.skipped += 1
 
     def tell(self) -> None:

@@ -1,6 +1,6 @@
 """Find out the format, compression and encoding of a file, and read its text.
 
-A text is read in parts, so memory does not grow with the file. The messages of InputErrors follow the file's
+A text is read in chunks, so memory does not grow with the file. The messages of InputErrors follow the file's
 name, which `errors_named` puts before them.
 """
 
@@ -23,8 +23,8 @@ from gpt.plain import Json
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-PART_BYTES = 1 << 18
-"""Size of a part, which can be read without the parts before it."""
+CHUNK_BYTES = 1 << 18
+"""Size of a chunk of a file, which can be read without the chunks before it."""
 LONGEST_VALUE = 64 << 20
 """The most bytes of a line of JSON, and the most characters of a value in an array, CSV or Parquet."""
 
@@ -173,14 +173,14 @@ class Head(NamedTuple):
     """Whether it begins with a JSON array."""
 
 
-def look(name: str) -> Head:
+def head_of(name: str) -> Head:
     """Return the `Head` of a file. It is cached until the file changes."""
     status = os.stat(name)
-    return _look(name, status.st_size, status.st_mtime_ns)
+    return _head_of(name, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=1 << 14)
-def _look(name: str, size: int, changed: int) -> Head:
+def _head_of(name: str, size: int, changed: int) -> Head:
     with _open(name) as file:
         data = file.read(_HEAD)
     encoding = next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
@@ -195,7 +195,7 @@ def is_binary(name: str) -> bool:
     if os.path.splitext(name)[1].lower() in _BINARY:
         return True
     try:
-        head = look(name)
+        head = head_of(name)
     except _ERRORS_OF_BYTES:  # the error is reported when the file is read
         return False
     return head.has_nul and head.encoding is None
@@ -225,8 +225,8 @@ def opened(name: str) -> Iterator[ByteFile]:
 
 def _as_utf8(name: str, file: _Opened) -> ByteFile:
     """Return the open file, or a reader that converts it to UTF-8 by its byte order mark."""
-    encoding = look(name).encoding
-    return io.BufferedReader(_Utf8(file, encoding), PART_BYTES) if encoding else file
+    encoding = head_of(name).encoding
+    return io.BufferedReader(_Utf8(file, encoding), CHUNK_BYTES) if encoding else file
 
 
 class _Utf8(io.RawIOBase):
@@ -242,7 +242,7 @@ class _Utf8(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer") -> int:
         """Read bytes into a buffer and return how many; 0 at the end of the file."""
         target = memoryview(buffer)
-        self._left = self._left or self._text.read(PART_BYTES).encode()
+        self._left = self._left or self._text.read(CHUNK_BYTES).encode()
         size = min(len(target), len(self._left))
         target[:size] = self._left[:size]
         self._left = self._left[size:]
@@ -257,36 +257,36 @@ def estimated_bytes(name: str) -> int:
         decompress = _decompress_of(name)
         text = _as_utf8(name, raw if decompress is None else decompress(raw, "rb"))
         while read < _SAMPLED:
-            data = text.read(PART_BYTES)
+            data = text.read(CHUNK_BYTES)
             if not data:
                 return read
             read += len(data)
         return round(read * size / raw.tell())
 
 
-class Stretch(NamedTuple):
-    """Text of a file, and the bytes where it begins and ends."""
+class Chunk(NamedTuple):
+    """A chunk of a file: its text, and the bytes where it begins and ends."""
 
     begin: int
     end: int
     text: str
 
 
-def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LINE) -> Iterator[Stretch]:
-    """Yield the text of a file in parts. With `parts`, yield only the parts with these numbers.
+def read_text(name: str, chunks: Iterable[int] | None, longest: int = _LONGEST_LINE) -> Iterator[Chunk]:
+    """Yield the chunks of a text file. With `chunks`, yield only those with these numbers.
 
-    Part k begins with the first line that begins after byte k * PART_BYTES. If none begins within `longest`
+    Chunk k begins with the first line that begins after byte k * CHUNK_BYTES. If none begins within `longest`
     bytes, the line is cut there. Raises InputError if the text is not UTF-8.
     """
     with opened(name) as file:
         position = 0
-        for number in count() if parts is None else parts:
-            begin = number * PART_BYTES
-            end = (number + 1) * PART_BYTES
-            if parts is not None and begin:
+        for number in count() if chunks is None else chunks:
+            begin = number * CHUNK_BYTES
+            end = (number + 1) * CHUNK_BYTES
+            if chunks is not None and begin:
                 position = file.seek(begin)
                 position += len(_rest_of_line(file, longest))
-            if position > end:  # a line that began earlier fills all of this part
+            if position > end:  # a line that began earlier fills all of this chunk
                 continue
             data = file.read(end - position) + _rest_of_line(file, longest)
             if not data:
@@ -296,7 +296,7 @@ def read_text(name: str, parts: Iterable[int] | None, longest: int = _LONGEST_LI
             except UnicodeDecodeError as error:
                 raise InputError(_not_utf8(name, data, error.start, position)) from None
             stop = position + len(data)
-            yield Stretch(position, stop, text if position else text.removeprefix("\ufeff"))
+            yield Chunk(position, stop, text if position else text.removeprefix("\ufeff"))
             position = stop
 
 

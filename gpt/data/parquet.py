@@ -26,8 +26,11 @@ def group_sizes(name: str, choose: Choose) -> list[int]:
     return [_size(_chunks(group, columns)) for group in _groups(metadata)]
 
 
-def parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
-    """Yield the rows of some row groups. The larger the values, the fewer rows are in memory at once."""
+def parquet_rows(name: str, chosen: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
+    """Yield the rows of the chosen row groups, or of all.
+
+    The larger the values, the fewer rows are in memory at once.
+    """
     from pyarrow.parquet import ParquetFile, read_metadata
 
     metadata = read_metadata(name)
@@ -35,7 +38,6 @@ def parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iter
     groups = _groups(metadata)
     chunks = [_chunks(group, columns) for group in groups]
     repeated = {chunk.path_in_schema for group in chunks for chunk in group if _repeats_large_values(chunk)}
-    chosen = range(len(groups)) if parts is None else parts
     with ParquetFile(
         name,
         metadata=metadata,
@@ -43,7 +45,7 @@ def parquet_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iter
         memory_map=True,  # without these two, a whole row group would be in memory
         pre_buffer=False,
     ) as file:
-        for group in chosen:
+        for group in range(len(groups)) if chosen is None else chosen:
             number = sum(before.num_rows for before in groups[:group])
             rows = _rows_at_once(groups[group].num_rows, _size(chunks[group]))
             for batch in file.iter_batches(rows, row_groups=[group], columns=columns):

@@ -31,7 +31,7 @@ from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
 
-_BLOCK_CHARACTERS = 1 << 18
+_GROUP_CHARACTERS = 1 << 18
 
 
 def prepare(
@@ -216,12 +216,12 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
             starts = stack.enter_context(open(folder / f"{split}-documents.bin", "wb"))
             writers[split] = _SplitWriter(tokens, starts, dtype, tokenizer.eot)
         advance = stack.enter_context(progress("tokenizing", divided.size))
-        for block in _encode(chain([first], pieces), tokenizer):
-            for piece, ids in block:
+        for group in _encode(chain([first], pieces), tokenizer):
+            for piece, ids in group:
                 if piece.first and piece.scored is examples:
                     raise InputError("the corpus mixes texts with examples: give one kind")
                 writers[piece.split].add(piece, ids)
-            advance(sum(len(piece.text.encode()) for piece, _ in block))
+            advance(sum(len(piece.text.encode()) for piece, _ in group))
         for writer in writers.values():
             writer.end()
     return Meta(
@@ -283,34 +283,34 @@ class _SplitWriter:
 def _encode(
     pieces: Iterable[Piece], tokenizer: Tokenizer
 ) -> Iterator[list[tuple[Piece, NDArray[np.uint32]]]]:
-    """Yield blocks of pieces with their ids, in order.
+    """Yield groups of pieces with their ids, in order.
 
     Each core has a thread, because tiktoken releases the global interpreter lock.
     """
     threads = cores()
 
-    def encode(block: list[Piece]) -> list[tuple[Piece, NDArray[np.uint32]]]:
-        return [(piece, tokenizer.encode_array(piece.text)) for piece in block]
+    def encode(group: list[Piece]) -> list[tuple[Piece, NDArray[np.uint32]]]:
+        return [(piece, tokenizer.encode_array(piece.text)) for piece in group]
 
     with ThreadPoolExecutor(threads) as pool:
-        submitted = (pool.submit(encode, block) for block in _blocks(pieces))
-        waiting = deque(islice(submitted, 2 * threads))  # limits the blocks in memory
+        submitted = (pool.submit(encode, group) for group in _groups(pieces))
+        waiting = deque(islice(submitted, 2 * threads))  # limits the groups in memory
         while waiting:
             yield waiting.popleft().result()
             waiting.extend(islice(submitted, 1))
 
 
-def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    block: list[Piece] = []
+def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    group: list[Piece] = []
     size = 0
     for piece in pieces:
-        block.append(piece)
+        group.append(piece)
         size += len(piece.text)
-        if size >= _BLOCK_CHARACTERS:
-            yield block
-            block = []
+        if size >= _GROUP_CHARACTERS:
+            yield group
+            group = []
             size = 0
-    yield block
+    yield group
 
 
 def _open_done(folder: Path, key: str) -> Prepared | None:

@@ -14,15 +14,15 @@ from itertools import chain, islice
 
 from gpt.data import builtin
 from gpt.data.formats import (
+    CHUNK_BYTES,
     LONGEST_VALUE,
-    PART_BYTES,
     Choose,
     Row,
     ending_of,
     errors_named,
     file_format,
+    head_of,
     is_compressed,
-    look,
     opened,
     read_text,
 )
@@ -36,10 +36,10 @@ _QUOTED_NAME = re.compile(r'(?:^|(?<=[,;\t ]))"(?:[^"]|"")*"?')  # in the header
 _JSON_ADVICE = "expected an object on each line, or one array of objects"
 
 
-def part_sizes(name: str, choose: Choose) -> list[int]:
-    """Return the size in bytes of each part of a file that can be read without the others.
+def chunk_sizes(name: str, choose: Choose) -> list[int]:
+    """Return the size in bytes of each chunk of a file, which can be read without the others.
 
-    For Parquet the parts are the row groups, and the sizes are those of the chosen columns, uncompressed.
+    For Parquet the chunks are the row groups, and the sizes are those of the chosen columns, uncompressed.
     The list is empty if the size is unknown before reading: the file is compressed, or on the hub.
     """
     kind = file_format(name)
@@ -50,37 +50,37 @@ def part_sizes(name: str, choose: Choose) -> list[int]:
     if kind == "parquet":
         with errors_named(name):
             return group_sizes(name, choose) or [0]
-    head = look(name)
+    head = head_of(name)
     if head.encoding:
         return []
     size = os.stat(name).st_size
     if kind == "text" or (kind == "json" and not head.is_array):  # it can be cut at any line break
-        return [min(PART_BYTES, size - begin) for begin in range(0, max(1, size), PART_BYTES)]
+        return [min(CHUNK_BYTES, size - begin) for begin in range(0, max(1, size), CHUNK_BYTES)]
     return [size]
 
 
-def read_rows(name: str, parts: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
-    """Yield the rows of a file, or only those of some of its parts. Of Parquet, read the chosen columns."""
+def read_rows(name: str, chunks: Sequence[int] | None, choose: Choose) -> Iterator[Row]:
+    """Yield the rows of a file, or only those of some of its chunks. Of Parquet, read the chosen columns."""
     kind = file_format(name)
     if kind == "builtin":
         texts = enumerate(builtin.texts(name), start=1)
         yield from (Row(number, {"text": text}) for number, text in texts)
     elif kind == "parquet":
-        yield from parquet_rows(name, parts, choose)
+        yield from parquet_rows(name, chunks, choose)
     elif kind == "csv":
-        stretches = read_text(name, None, LONGEST_VALUE)
-        lines = (line for stretch in stretches for line in io.StringIO(stretch.text))
+        csv_chunks = read_text(name, None, LONGEST_VALUE)
+        lines = (line for chunk in csv_chunks for line in io.StringIO(chunk.text))
         yield from _csv_rows(lines, "\t" if ending_of(name) == ".tsv" else ",;\t")
-    elif look(name).is_array:
-        yield from _array_rows(stretch.text for stretch in read_text(name, None))
+    elif head_of(name).is_array:
+        yield from _array_rows(chunk.text for chunk in read_text(name, None))
     else:
-        for stretch in read_text(name, parts, LONGEST_VALUE):
-            for number, line in enumerate(io.StringIO(stretch.text), start=1):
+        for chunk in read_text(name, chunks, LONGEST_VALUE):
+            for number, line in enumerate(io.StringIO(chunk.text), start=1):
                 if line.strip():
-                    yield Row(number, _parsed(line), stretch.begin)
+                    yield Row(number, _parsed(line), chunk.begin)
 
 
-def place(name: str, row: Row) -> str:
+def position_of(name: str, row: Row) -> str:
     """Return the line or row number of a row, as an editor counts it, for messages."""
     if file_format(name) not in ("json", "csv"):
         return f"row {row.number}"
@@ -88,7 +88,7 @@ def place(name: str, row: Row) -> str:
     with opened(name) as file:
         left = row.position
         while left:
-            data = file.read(min(left, PART_BYTES))
+            data = file.read(min(left, CHUNK_BYTES))
             if not data:
                 break
             lines += data.count(b"\n")

@@ -1,9 +1,9 @@
 """Decide which part of a corpus is held out. This happens only here, and from the text only.
 
-The text is divided into units. A unit is a document, or a part of a long one. A part has a twentieth of the
-bytes that are held out by default, but no less than 1,024 bytes, or in a tiny text what is held out. So some
-twenty units or more are held out of a text of 200 KB or more. An example is never cut. The units with the
-lowest hashes are held out. So equal documents are in the same split.
+The text is divided into units, and the units with the lowest hashes are held out. So equal documents are in
+the same split. A unit is a document, or a piece of a long one. It has at most a twentieth of the bytes that
+are held out by default, or 1 KB if that is more. So some twenty units or more are held out of a text of
+200 KB or more. In a tiny text, a unit has at most the bytes that are held out. An example is never cut.
 """
 
 import hashlib
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from gpt.data.chunks import evenly_spread
 from gpt.data.corpus import Corpus
 from gpt.data.documents import Piece
-from gpt.data.parts import evenly_spread
 from gpt.errors import InputError
 from gpt.progress import notice_once
 from gpt.text.tokenizer import split_at_words
@@ -21,7 +21,7 @@ from gpt.text.tokenizer import split_at_words
 SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # the most text in memory at once
 LEARNED_BYTES = 8 << 20  # the text to learn a vocabulary from; a larger text gives more
-_LEAST_UNIT = 1 << 10  # bytes; the limit of a unit is this, or the held-out text if that is smaller
+_LEAST_LIMIT = 1 << 10  # bytes; the limit of a unit is no lower, except in a tiny text
 _HASHES = 1 << 64
 _UNLIMITED = 1 << 62  # bytes
 
@@ -36,39 +36,35 @@ def held_out_bytes(size: float) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """The choice of the units that are held out."""
+    """The choice of the units that are held out: those with a hash from `least` to below `below`."""
 
     longest: int
     """The most bytes of a unit."""
     below: int
-    """Units with a hash below this are held out, from `least` on."""
+    """The lowest hash above those that are held out."""
     share: float
     """The share of the text that is held out. It is approximate unless all of the text was read."""
     least: int = 0
     """The lowest hash that is held out. Only units that are too large have lower ones."""
 
-    def holds_out(self, digest: int) -> bool:
-        """Whether the unit with this hash is held out."""
-        return self.least <= digest < self.below
-
     @classmethod
     def of(cls, size: int, val_fraction: float | None = None) -> "Rule":
-        """Return the rule for a text of `size` bytes.
+        """Return the rule for a text of `size` bytes: it holds out this fraction of the hashes.
 
-        A part of a large text has the same units as all of it.
+        The limit of a unit is that of the text that fits into memory. So chunks of a large text have the same
+        units as all of it.
         """
-        usual = held_out_bytes(min(size, SAMPLE_BYTES))
-        fraction = held_out_bytes(size) / max(size, 1) if val_fraction is None else val_fraction
-        least = min(usual, _LEAST_UNIT)
-        longest = max(1, usual / 20, least)
-        return cls(int(longest), int(fraction * _HASHES), fraction)
+        share = held_out_bytes(size) / max(size, 1) if val_fraction is None else val_fraction
+        held_out = held_out_bytes(min(size, SAMPLE_BYTES))
+        longest = max(held_out / 20, min(held_out, _LEAST_LIMIT), 1)
+        return cls(int(longest), int(share * _HASHES), share)
 
     def exact(self, pieces: Iterable[Piece]) -> "Rule":
         """Return the rule for exactly these pieces.
 
-        It holds out no more than its share, but at least one unit if there are two and the share is above 0.
-        So it begins with the first unit that is no larger than the share, if there is one. The unit with the
-        highest hash is never held out.
+        It holds out units in the order of their hashes, no more than its share. It begins with the first unit
+        that is no larger than the share. If all are larger, only the one with the lowest hash is held out.
+        Nothing is held out for a share of 0, and the unit with the highest hash never is.
         """
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
@@ -77,14 +73,14 @@ class Rule:
         total = max(1, sum(sizes.values()))
         most = self.share * total
         by_hash = sorted(sizes.items())[:-1]
+        if not self.share or not by_hash:
+            return Rule(self.longest, 0, 0.0)
         begin = next((i for i, (_, size) in enumerate(by_hash) if size <= most), 0)
-        held = 0
-        least = 0
-        below = 0
-        for digest, size in by_hash[begin:]:
-            if not self.share or (held and held + size > most):
+        least, held = by_hash[begin]
+        below = least + 1
+        for digest, size in by_hash[begin + 1 :]:
+            if held + size > most:
                 break
-            least = least if held else digest
             held += size
             below = digest + 1
         return Rule(self.longest, below, held / total, least)
@@ -92,7 +88,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Divided:
-    """A corpus in two parts, `train` and `val`; `divide_corpus` makes it.
+    """A corpus in two splits, `train` and `val`; `divide_corpus` makes it.
 
     It is made once and handed on: the plan measures it, the vocabulary is learned from it, and its pieces are
     tokenized.
@@ -108,7 +104,7 @@ class Divided:
     is_whole: bool
     """Whether all of the text is read."""
     size: int
-    """The bytes of UTF-8 text in both parts. For a large text this is an estimate."""
+    """The bytes of UTF-8 text in both splits. For a large text this is an estimate."""
     rule: Rule
     text: Sequence[Piece] | None = field(repr=False)
     """All pieces with their splits, if they fit into memory."""
@@ -120,7 +116,7 @@ class Divided:
         return divide(self.source.pieces(None if self.is_whole else self.most_bytes), self.rule)
 
     def sample(self) -> Iterable[Piece]:
-        """Return all pieces of a text of up to `SAMPLE_BYTES`, and some parts of a larger text.
+        """Return all pieces of a text of up to `SAMPLE_BYTES`, and some chunks of a larger text.
 
         Then a larger share is held out than in `pieces`. What is `train` here is `train` in `pieces` too.
         """
@@ -130,7 +126,7 @@ class Divided:
         return divide(self.source.pieces(SAMPLE_BYTES), rule)
 
     def to_learn_from(self) -> list[str]:
-        """Return text to learn a vocabulary from: parts spread over the training text.
+        """Return text to learn a vocabulary from: chunks spread over the training text.
 
         A larger text gives more.
         """
@@ -184,7 +180,7 @@ def divide_corpus(
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """The beginning of a corpus, or parts spread over it."""
+    """The beginning of a corpus, or chunks spread over it."""
 
     pieces: list[Piece]
     size: int
@@ -231,11 +227,11 @@ def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:
     Then each run of units in one split becomes a document of it. Text from both sides of a gap is never
     joined, so that each split has only text as it was written.
     """
-    last_split = ""  # that of the previous part, if it belongs to the same document
+    last_split = ""  # that of the previous unit, if it belongs to the same document
     for piece, units in _units(pieces, rule.longest):
         if piece.first:
             last_split = ""
-        for held_out, adjacent in groupby(units, key=lambda unit: rule.holds_out(unit[0])):
+        for held_out, adjacent in groupby(units, key=lambda unit: rule.least <= unit[0] < rule.below):
             split = "val" if held_out else "train"
             text = "".join(text for _, text in adjacent)
             yield piece._replace(text=text, first=split != last_split, split=split)

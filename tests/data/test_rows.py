@@ -12,7 +12,7 @@ import pytest
 from corpora import documents, memory_limit, write, write_rows
 
 from gpt.data.find import find_corpus
-from gpt.data.formats import PART_BYTES
+from gpt.data.formats import CHUNK_BYTES
 from gpt.data.rows import read_rows
 from gpt.errors import InputError
 
@@ -41,7 +41,7 @@ def test_an_array_is_read_in_memory_that_does_not_grow_with_it(tmp_path, indent)
     sizes = random.Random(3).choices([9, 900, 90_000, 350_000], k=300)
     rows = [{"text": f"{number} ".ljust(size, "x")} for number, size in enumerate(sizes)]
     path = write(tmp_path / "a.json", json.dumps(rows, indent=indent))
-    assert path.stat().st_size > 60 * PART_BYTES
+    assert path.stat().st_size > 60 * CHUNK_BYTES
     with memory_limit(8 << 20):
         for row, piece in zip(rows, find_corpus(str(path)).pieces(), strict=True):
             assert piece.text == row["text"]
@@ -51,7 +51,7 @@ def test_a_long_value_of_an_array_is_parsed_few_times(tmp_path, monkeypatch):
     """So the time grows with the file, not with its square."""
     parse = Mock(side_effect=json.JSONDecoder().raw_decode)
     monkeypatch.setattr(json.JSONDecoder, "raw_decode", parse)
-    text = "word " * (64 * PART_BYTES // 5)
+    text = "word " * (64 * CHUNK_BYTES // 5)
     assert documents(write_rows(tmp_path / "a.json", [{"text": text}])) == [text]
     assert parse.call_count < 10
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt.data.find import find_corpus
-from gpt.data.formats import PART_BYTES
+from gpt.data.formats import CHUNK_BYTES
 from gpt.data.split import SPLITS, Divided, divide_corpus, held_out_bytes
 
 WORDS = [f"word{number * number % 7919}" for number in range(4000)]
@@ -100,7 +100,7 @@ def test_nothing_is_lost(tmp_path, rows, fraction):
 def small(monkeypatch):
     """A text of 300 KB counts as a large one."""
     for module in ("formats", "corpus", "rows"):
-        monkeypatch.setattr(f"gpt.data.{module}.PART_BYTES", 4000)
+        monkeypatch.setattr(f"gpt.data.{module}.CHUNK_BYTES", 4000)
     monkeypatch.setattr("gpt.data.split.SAMPLE_BYTES", 300_000)
 
 
@@ -153,7 +153,7 @@ def test_a_sparse_file_of_gigabytes_is_read_where_it_is_drawn(tmp_path):
     os.truncate(path, 5 << 30)
     corpus = divide_corpus(find_corpus(str(path)), most_bytes=4 << 20)
     assert not corpus.is_whole
-    assert 14 * PART_BYTES <= len(text_of(corpus.pieces())) <= 18 * PART_BYTES
+    assert 14 * CHUNK_BYTES <= len(text_of(corpus.pieces())) <= 18 * CHUNK_BYTES
 
 
 def test_compressed_text_is_read_from_its_beginning(tmp_path, small):

@@ -9,7 +9,7 @@ import pytest
 from corpora import documents, write, write_texts
 
 from gpt.data.find import find_corpus
-from gpt.data.formats import PART_BYTES
+from gpt.data.formats import CHUNK_BYTES
 from gpt.data.split import divide_corpus
 
 
@@ -58,7 +58,7 @@ def test_the_most_bytes_of_a_compressed_text_are_bytes(tmp_path):
     """And not characters, of which Chinese has a third as many."""
     path = write(tmp_path / "a.txt.gz", gzip.compress(("\u4e2d" * 20 + "\n").encode() * 40_000))
     pieces = find_corpus(str(path)).pieces(1 << 20)
-    assert 1 << 20 <= sum(len(piece.text.encode()) for piece in pieces) <= (1 << 20) + 2 * PART_BYTES
+    assert 1 << 20 <= sum(len(piece.text.encode()) for piece in pieces) <= (1 << 20) + 2 * CHUNK_BYTES
 
 
 def test_an_estimated_size_counts_by_weight(tmp_path, weighted):

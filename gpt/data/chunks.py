@@ -1,0 +1,114 @@
+"""Choose what to read of a corpus: which chunks of its files, which of their rows, which pieces of a text.
+
+Every choice is spread evenly. It depends only on an item's number and on the share that is taken, so a larger
+share has all that a smaller one has.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpt.data.documents import Piece
+from gpt.data.formats import Chunk
+from gpt.text.tokenizer import split_at_words
+
+T = TypeVar("T")
+_FEWEST_CHUNKS = 8  # the fewest chunks that are read, if the corpus has as many
+_ORDERED = 8  # at least one in 8 rows of a chunk is taken
+_LONGEST_PIECE = 1 << 13  # characters, where only a share of a text is read
+_FEWEST_PIECES = 16  # the fewest pieces of a chunk, if it has as many words
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chunks of a file that are read, and the share of their rows."""
+
+    chunks: list[int] | None = None
+    """The numbers of the chunks. None means all of the file, in order."""
+    rows: float = 1.0
+    """The share of the rows of these chunks that is read."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the file is read."""
+        return self.chunks == []
+
+
+def total_bytes(sizes: Sequence[Sequence[int]]) -> int | None:
+    """Add the sizes, in bytes, of the chunks of all files; None if a file has no chunks."""
+    return sum(map(sum, sizes)) if all(sizes) else None
+
+
+def choose_chunks(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> list[Selection]:
+    """Choose what to read of each file, given the bytes of its chunks, for about `most_bytes` in all.
+
+    If the size of one file is unknown (it has no chunks), all files are read in order.
+    """
+    total = total_bytes(sizes)
+    if most_bytes is None or total is None or most_bytes >= total:
+        return [Selection()] * len(sizes)
+    return _spread_over_chunks([len(chunks) for chunks in sizes], most_bytes / total)
+
+
+def _spread_over_chunks(counts: Sequence[int], share: float) -> list[Selection]:
+    """Take a share of all files, which have these numbers of chunks.
+
+    At least `_FEWEST_CHUNKS` chunks are read. Where these are more than the share, only some of their rows
+    are taken, but at least one in `_ORDERED`, as the rows of a chunk can only be read in order.
+    """
+    share_of_chunks = min(1.0, max(share, _FEWEST_CHUNKS / sum(counts)))
+    share_of_rows = max(share / share_of_chunks, 1 / _ORDERED)
+    selections = []
+    before = 0  # chunks of the earlier files
+    for count in counts:
+        chosen = [chunk for chunk in range(count) if evenly_spread(before + chunk) < share_of_chunks]
+        selections.append(Selection(chosen, share_of_rows))
+        before += count
+    return selections
+
+
+def evenly_spread(number: int) -> float:
+    """Map each number to a point in [0, 1). The points of consecutive numbers spread evenly (Weyl)."""
+    return (number + 1) * _GOLDEN_RATIO % 1.0
+
+
+def take_rows(rows: Iterable[T], weight: float, share: float) -> Iterator[T]:
+    """Yield the rows that are read of a file: by its weight, and of those only a share."""
+    if weight < 1.0:
+        rows = (row for number, row in enumerate(rows) if _has_weight(number, weight))
+    if share < 1.0:
+        rows = (row for number, row in enumerate(rows) if evenly_spread(number) < share)
+    return iter(rows)
+
+
+def take_text(chunks: Iterable[Chunk], weight: float) -> Iterator[Piece]:
+    """Yield the text of a file that has this weight, in pieces.
+
+    A piece that does not follow the one before begins a new document.
+    """
+    end: int | None = None  # the byte after the last piece
+    for chunk in chunks:
+        follows = chunk.begin == end
+        for text, is_taken in _pieces(chunk, weight):
+            if is_taken and text:
+                yield Piece(text, first=not follows)
+            follows = is_taken and bool(text)
+        end = chunk.end if follows else None
+
+
+def _pieces(chunk: Chunk, weight: float) -> list[tuple[str, bool]]:
+    """Return the text of a chunk in pieces, each with whether to take it.
+
+    The choice does not depend on what else of the file is read.
+    """
+    if weight == 1.0:
+        return [(chunk.text, True)]
+    longest = min(_LONGEST_PIECE, len(chunk.text) // _FEWEST_PIECES + 2)
+    texts = enumerate(split_at_words(chunk.text, longest), start=chunk.begin // _LONGEST_PIECE)
+    return [(text, _has_weight(number, weight)) for number, text in texts]
+
+
+def _has_weight(number: int, weight: float) -> bool:
+    """Whether item `number` of a file with this weight is read. Item 0 always is."""
+    return evenly_spread(number - 1) < weight
