@@ -181,7 +181,9 @@ def test_bad_rows_are_left_out_and_counted_up_to_a_limit(tmp_path, capsys):
 def test_the_place_of_a_bad_row_is_looked_for_only_to_tell_it(tmp_path, monkeypatch):
     """Else a file with many bad rows would be read as often."""
     looked = []
-    monkeypatch.setattr("gpt.data.documents.place", lambda name, row: looked.append(row.number) or "line 1")
+    monkeypatch.setattr(
+        "gpt.data.documents.position_of", lambda name, row: looked.append(row.number) or "line 1"
+    )
     path = write(tmp_path / "a.jsonl", "{broken\n" * 99 + '{"text": "x"}')
     assert documents(path, skip_bad_rows=99) == ["x"]
     assert looked == [1]
