@@ -267,14 +267,13 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     lines = [f"resuming {path}, after step {run.step}"]
     if names := ", ".join((*checkpoint.unknown, *unknown)):
         lines.append(f"ignored what a later version has saved and this one does not know: {names}")
-    if run.total and given.get("trainer.max_steps", run.total) != run.total:
+    if run.planned_seconds is not None:
         saved["trainer.max_steps"] = run.total  # where the run ends at present; a plan's steps were a guess
-    for name in _changed(saved, given):
-        if name in _LIMITS:
-            run.total = 0
-            run.planned_seconds = None
-            run.is_part = False
-        lines.append(f"changed {name}: {shown(saved[name])} -> {shown(given[name])}")
+    lines += [
+        f"changed {name}: {shown(saved[name])} -> {shown(given[name])}" for name in _changed(saved, given)
+    ]
+    if given.keys() & set(_LIMITS):
+        run.forget_end()
     if command == "fit":
         report(*lines, *_other_processes(options, written))
     part = checkpoint.model

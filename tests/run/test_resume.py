@@ -63,6 +63,7 @@ def test_a_limit_counts_that_the_clock_has_changed_since(whole, workplace, capsy
     run = killed(whole, 9)
     saved = checkpoint(run)
     saved.run.total = 12
+    saved.run.planned_seconds = 60.0
     with open("changed.safetensors", "wb") as file:  # the tensors are mapped from the checkpoint
         write(file, saved.tensors, saved.model, saved.run)
     Path("changed.safetensors").replace(run / "checkpoints" / "last.safetensors")
