@@ -241,7 +241,7 @@ def measure(divided: Divided, vocab_size: int | None = None) -> Text:
         val_fraction=divided.rule.share,
         most_bytes=None if divided.is_whole else divided.most_bytes,
         vocab_size=vocab_size,
-        packed=_packed(piece.text for piece in divided.sample()),
+        zlib_ratio=_zlib_ratio(piece.text for piece in divided.sample()),
     )
 
 
@@ -254,7 +254,7 @@ def measure_prepared(prepared: Prepared) -> Text:
         val_fraction=val.bytes / max(1, train.bytes + val.bytes),
         vocab_size=prepared.tokenizer.n_vocab,
         tokens=train.tokens + val.tokens,
-        packed=_packed([sample]),
+        zlib_ratio=_zlib_ratio([sample]),
     )
 
 
@@ -267,7 +267,7 @@ def _check_held_out(name: str, text: Text) -> None:
         )
 
 
-def _packed(texts: Iterable[str]) -> float:
+def _zlib_ratio(texts: Iterable[str]) -> float:
     """Return compressed over original size, by zlib, of these texts' beginnings: `_SAMPLE` characters."""
     parts: list[str] = []
     missing = _SAMPLE

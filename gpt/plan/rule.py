@@ -129,8 +129,8 @@ class Text:
     """Size of a given vocabulary; None if the plan chooses it."""
     tokens: int | None = None
     """Tokens of a prepared text; None for another."""
-    packed: float = 1.0
-    """Ratio of a sample's size compressed by zlib to its own size."""
+    zlib_ratio: float = 1.0
+    """A sample's size compressed by zlib, over its own size."""
 
     @property
     def train_bytes(self) -> float:
@@ -140,7 +140,7 @@ class Text:
     @property
     def has_records(self) -> bool:
         """Whether it consists of records."""
-        return self.packed < REGULAR
+        return self.zlib_ratio < REGULAR
 
     def bytes_per_token(self, vocab_size: int) -> float:
         """Return bytes per token: counted if prepared, else as in prose.
@@ -284,7 +284,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
             f"{text.val_fraction * text.size:,.0f} bytes take longer than the {seconds:.0f} s that are left "
             "for them: give more --minutes"
         )
-    is_whole = steps_in_time <= steps_in_part or not text.val_fraction
+    is_whole = steps_in_time <= steps_in_part
     return Plan(
         text=text,
         shape=shape,

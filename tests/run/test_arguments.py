@@ -47,6 +47,11 @@ def test_a_resume_with_nothing_left_to_do_writes_nothing(mine, capsys):
     assert contents(mine) == before
 
 
+def test_validate_does_not_score_a_new_model_in_place_of_a_missing_checkpoint(workplace, refusal):
+    err = refusal("validate auto_or_new --run none --config quick")
+    assert "nothing to validate: runs/none has no checkpoint" in err
+
+
 def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, refusal, capsys):
     assert "--ckpt_path" in refusal("validate")
     assert fit(f"{FEW} --data.val_fraction 0 --run r") == 0
