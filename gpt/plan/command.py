@@ -44,6 +44,7 @@ _LEARNING = 1e-6
 _TOKENIZING = 3e-7
 _REST_OF_START = 1.5  # seconds from the plan to the first step, besides the above
 _LEAST_SECONDS = 10.0  # enough to start, train a little, and end
+_LEAST_TRAINING = 1.0  # seconds
 _LEAST_HELD_OUT = 100  # bytes: fewer cannot decide how long to train
 _SAMPLE = 1 << 20  # characters to compress
 _SAMPLE_PART = 1 << 15  # characters of each piece at least: zlib's window is this long
@@ -175,6 +176,7 @@ class Planner:
     def plan(self, minutes: float) -> Plan:
         """Plan a run for these minutes. InputError if they do not suffice, or too little text is held out."""
         size = None if isinstance(self._corpus, Prepared) else self._corpus.size()
+        # Seconds before and after training and validation.
         around = _LEARNING * min(size or 0, LEARNED_BYTES) / cores() + END_SECONDS
         _check_time(minutes, _LEAST_SECONDS + around)  # fail before anything is measured
         shape = timed_shape(60 * minutes)
@@ -187,10 +189,9 @@ class Planner:
             text = measure(self._divide(self._corpus, machine, minutes), self._vocab_size)
             around += _TOKENIZING * text.size / cores()
         _check_held_out(self._name, text)
-        gone = of_first_process("start", self._seconds_gone)
-        seconds = 60 * minutes - gone - _REST_OF_START - around
-        _check_time(minutes, 60 * minutes - seconds + 1)
-        return choose(text, machine, seconds, self._given)
+        around += of_first_process("start", self._seconds_gone) + _REST_OF_START
+        _check_time(minutes, around + _LEAST_TRAINING)
+        return choose(text, machine, 60 * minutes - around, self._given)
 
     def _divide(self, corpus: Corpus, machine: Machine, minutes: float) -> Divided:
         """Divide as much of the corpus as is read in this time.

@@ -1,5 +1,13 @@
 """Decide how many updates a run makes, and with it the schedule of the learning rate: see `Limits`.
 
+| a run                                     | its number of updates, `RunPart.total`                |
+| ----------------------------------------- | ----------------------------------------------------- |
+| with a limit of steps or epochs           | known from the start                                  |
+| with --trainer.max_time                   | estimated again after each update                     |
+| tuned from weights for --minutes          | estimated again after each update                     |
+| planned for --minutes                     | the same; a short text is read in parts               |
+| planned for --minutes, and resumed        | as at its last save; before its last part as above    |
+
 The first limit that is reached ends the run; each is a small class or function here:
 
 - steps and epochs, known from the start: `first_of_steps_and_epochs`
