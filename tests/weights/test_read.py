@@ -13,7 +13,7 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.errors import InputError
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
-from gpt.weights.load import StoredModel, find, read_weights
+from gpt.weights.load import StoredModel, choose_device, find, read_weights
 
 
 def test_export_and_import_are_inverse_and_write_over_nothing(model, tmp_path, monkeypatch, refusal, capsys):
@@ -191,3 +191,18 @@ def test_a_hub_model_is_taken_at_the_revision_that_is_named(hub, capsys):
     assert asked == [("someone/weights", "c0ffee"), ("distilgpt2", "main"), ("someone/weights", None)]
     with pytest.raises(InputError, match="weights@old, and not available on the hub: no revision old"):
         find("someone/weights@old")
+
+
+def test_auto_takes_the_device_that_fit_takes(monkeypatch):
+    for cuda, mps, expected in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda mps=mps: mps)
+        assert choose_device().type == expected
+    assert choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("command", ["evaluate --data text.txt", "attention --text a", "generate", "serve"])
+def test_each_command_has_an_option_for_the_device(command, model, workplace, monkeypatch, refusal):
+    model.save_pretrained("model")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no device cuda here" in refusal(f"{command} --checkpoint model --device cuda")
