@@ -18,9 +18,8 @@ MODEL = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
 
 
 @pytest.fixture
-def save(tmp_path, monkeypatch):
+def save(workplace):
     """Writes a checkpoint's header; the first ones have the newest times, and files all the same."""
-    monkeypatch.chdir(tmp_path)
     clock = iter(range(1000, 0, -1))
 
     def write(name: str, **order: int) -> Path:
@@ -134,8 +133,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("given", "path", "name"), NAMES.values(), ids=NAMES)
-def test_a_model_has_the_name_of_its_run_or_folder_or_of_the_hub(given, path, name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_model_has_the_name_of_its_run_or_folder_or_of_the_hub(given, path, name, workplace):
     for folder in ("runs/v1.5/checkpoints", "runs/v1.5/snapshots", "exported-v1.5"):
         Path(folder).mkdir(parents=True)
     for file in (SNAPSHOT, "moved.safetensors"):
