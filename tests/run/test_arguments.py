@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from run_folders import contents
-from tiny_runs import checkpoint, fit, gpt, result
+from tiny_runs import checkpoint, contents, fit, gpt, result
 
 from gpt.run.arguments import scan
 from gpt.run.options import OPTIONS, Options

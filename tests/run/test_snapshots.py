@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_folders import killed
-from tiny_runs import fit, gpt, result, run_in
+from tiny_runs import fit, gpt, killed, result, run_in
 
 from gpt.files import Folder
 from gpt.run import snapshots
