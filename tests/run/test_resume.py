@@ -9,7 +9,7 @@ import torch
 import yaml
 from rewritten import retold
 from safetensors.torch import load_file
-from tiny_runs import COMMAND, checkpoint, fit, gpt, killed, result, run_in, summary
+from tiny_runs import COMMAND, checkpoint, fit, gpt, killed, result, run_in
 
 from gpt.weights.checkpoint import read, write
 
@@ -176,29 +176,3 @@ def test_an_accumulated_batch_is_a_batch(workplace):
     assert two.run.place == one.run.place
     for name, weight in one.weights.items():
         torch.testing.assert_close(two.weights[name], weight, rtol=1e-3, atol=1e-4)
-
-
-PLANNED = """text.txt --trainer.accelerator cpu --trainer.precision 32-true --log_every 5 --data.batch_size 64
---model.config.emb_dim 32 --model.config.num_layers 1 --model.config.dropout 0.1 --data.vocabulary gpt2:300
---checkpoint_every 10 --keep_checkpoints 99"""
-
-
-@pytest.mark.slow
-def test_a_planned_run_resumes_exactly_and_its_config_repeats_it(workplace, capsys):
-    Path("text.txt").write_text("".join(f"{n * n} is the square of {n}.\n" for n in range(9000)), "utf-8")
-    assert gpt(f"fit {PLANNED} --minutes 20s --run whole") == 0
-    assert " bits per byte of held-out text" in capsys.readouterr().err
-    steps = summary("whole")["steps"]
-    reached = summary("whole")["reached"]
-    assert reached["seconds"] < 20.5 and reached["steps"] == steps
-
-    killed(Path("runs/whole"), 10).rename("runs/straight")
-    assert gpt("fit --resume runs/straight") == 0
-    cut = killed(Path("runs/straight"), 20)
-    assert gpt(f"fit --resume {cut}") == 0
-    assert result(cut) == result("straight")
-
-    options = yaml.safe_load(Path("runs/whole/config.yaml").read_text("utf-8"))
-    assert (options["minutes"], options["trainer"]["max_steps"]) == (None, steps)
-    assert gpt("fit --config runs/whole/config.yaml --run again") == 0
-    assert summary("again")["steps"] == steps
