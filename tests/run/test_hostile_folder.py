@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from rewritten import rewritten
-from run_folders import contents
-from tiny_runs import checkpoint, fit, gpt, rows
+from tiny_runs import checkpoint, contents, fit, gpt, rows
 
 from gpt.errors import InputError
 from gpt.files import Folder

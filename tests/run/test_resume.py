@@ -8,9 +8,8 @@ import pytest
 import torch
 import yaml
 from rewritten import retold
-from run_folders import killed
 from safetensors.torch import load_file
-from tiny_runs import COMMAND, checkpoint, fit, gpt, result, run_in
+from tiny_runs import COMMAND, checkpoint, fit, gpt, killed, result, run_in
 
 from gpt.weights.checkpoint import read, write
 
