@@ -22,8 +22,7 @@ COPIED = "gpt tests scripts configs data docs pyproject.toml README.md CONTRIBUT
 # Files of the package, and the tests of each, the quickest first.
 ROOMS = {
     "attention/*.py": "attention test_model.py pictures/test_attention_maps.py",
-    "model.py": "test_model.py generation/test_model_with_masks.py weights training/test_precision.py "
-    "generation/test_engine.py",
+    "model.py": "test_model.py weights training/test_precision.py generation/test_engine.py",
     "training/loss.py": "training/test_loss.py training/test_precision.py",
     "training/module.py": "training run/test_python_docs.py run/test_golden.py run/test_ends.py "
     "run/test_distributed.py",

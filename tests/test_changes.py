@@ -330,18 +330,18 @@ def test_another_schedule_decides_the_learning_rate(package):
     assert column(package, "learning_rate") == pytest.approx([5e-3 / update**0.5 for update in range(1, 11)])
 
 
-@pytest.mark.slow
-def test_a_new_metric_is_recorded(package):
-    train("a new metric", package)
-    bits = [loss / math.log(2) for loss in column(package, "val_loss")]
-    assert column(package, "val_bits_per_token") == pytest.approx(bits)
+RECORDED = {
+    "a new metric": ("val_bits_per_token", "val_loss", lambda loss: loss / math.log(2)),
+    "a new column of metrics.csv": ("train_perplexity", "train_loss", math.exp),
+}
 
 
 @pytest.mark.slow
-def test_a_new_column_is_written(package):
-    train("a new column of metrics.csv", package)
-    perplexities = [math.exp(loss) for loss in column(package, "train_loss")]
-    assert column(package, "train_perplexity") == pytest.approx(perplexities)
+@pytest.mark.parametrize("change", RECORDED)
+def test_a_new_figure_is_recorded(change, package):
+    train(change, package)
+    name, source, formula = RECORDED[change]
+    assert column(package, name) == pytest.approx(list(map(formula, column(package, source))))
 
 
 @pytest.mark.slow

@@ -125,3 +125,10 @@ def test_attention_stays_within_documents_by_one_mask_for_all_blocks():
     assert len(masks) == 1
     torch.testing.assert_close(logits[:, 5:], model(tokens[:, 5:], positions=torch.arange(5, 8)))
     torch.testing.assert_close(logits[:, :5], model(tokens[:, :5]))
+
+
+def test_a_text_that_is_read_in_pieces_with_caches_has_the_same_logits(model, tokens):
+    caches = [block.attention.new_cache(len(tokens)) for block in model.blocks]
+    with torch.no_grad():
+        pieces = [model(piece, caches=caches) for piece in tokens.split([7, 1, 1, 4, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model(tokens), atol=1e-4, rtol=0)

@@ -18,10 +18,9 @@ def test_a_hub_name_with_backslashes_is_one(monkeypatch):
     assert asked == ["openai-community/gpt2"]
 
 
-def test_a_whole_run_writes_to_a_console_of_1252(tmp_path, text_file, monkeypatch):
+def test_a_whole_run_writes_to_a_console_of_1252(workplace, text_file, monkeypatch):
     """Its characters go out as escapes where the code page lacks them, and every file is UTF-8."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="cp1252") for _ in range(2)]
-    monkeypatch.chdir(tmp_path)
     text = text_file.read_text("utf-8") + "\u4f60\u597d \u2192\n" * 50
     Path("\u4f60.txt").write_text(text, "utf-8")
     monkeypatch.setattr(sys, "stdout", streams[0])

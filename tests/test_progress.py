@@ -3,7 +3,7 @@ import io
 import pytest
 
 from gpt import progress as progress_module
-from gpt.progress import progress, report
+from gpt.progress import emphasised, labelled, progress, report
 
 
 @pytest.fixture
@@ -66,3 +66,13 @@ def test_a_terminal_gets_a_bar(unit, monkeypatch):
     with progress("drawing [/a] [b]", 10, unit=unit) as advance:  # no markup
         advance(10)
     assert "drawing [/a] [b]" in stream.getvalue() and "10" in stream.getvalue()
+
+
+def test_only_a_terminal_gets_colours(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert labelled([("a", "b"), ("long", "c")], io.StringIO()) == ["a     b", "long  c"]
+    assert emphasised("a", Terminal()) == "\x1b[1;36ma\x1b[0m"
+    assert labelled([("a", "\x1b[2J")], Terminal()) == ["\x1b[1;36ma\x1b[0m  \\x1b[2J"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert emphasised("a", Terminal()) == "a"

@@ -1,12 +1,14 @@
-"""Tiny runs of `gpt fit`, and what they end with."""
+"""Tiny runs of `gpt fit`, what they end with, and what a kill leaves of them."""
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from faults.fingerprint import fingerprint
 
 from gpt.cli import main
@@ -33,6 +35,15 @@ def trainer(**options) -> pl.Trainer:
         num_sanity_val_steps=0,
         **options,
     )
+
+
+class Gradients(pl.Callback):
+    """Keeps the gradients (P,) of all parameters after the last batch, as the optimizer got them."""
+
+    last: torch.Tensor
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        self.last = torch.cat([weight.grad.flatten() for weight in module.parameters()])
 
 
 def gpt(command: str) -> int:
@@ -79,3 +90,18 @@ def result(run: Path | str) -> tuple[str, list[dict[str, str]], str]:
     """All that a run's last checkpoint restores, as a hash, its metrics, its samples."""
     folder = folder_of(run)
     return *fingerprint(folder), (folder / "samples.txt").read_text("utf-8")
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files of a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def killed(whole: Path, step: int) -> Path:
+    """The run `whole` as `runs/cut`, where a kill has left the checkpoint of `step` and later rows."""
+    run = Path("runs/cut")
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("checkpoints", "summary.json"))
+    (run / "checkpoints").mkdir()
+    saved = whole / "checkpoints" / f"step-{step}.safetensors"
+    shutil.copy(saved, run / "checkpoints" / "last.safetensors")
+    return run

@@ -45,6 +45,7 @@ _LEARNING = 1e-6
 _TOKENIZING = 3e-7
 _REST_OF_START = 1.5  # seconds from the plan to the first step, besides the above
 _LEAST_SECONDS = 10.0  # enough to start, train a little, and end
+_LEAST_TRAINING = 1.0  # seconds
 _LEAST_HELD_OUT = 100  # bytes: fewer cannot decide how long to train
 _SAMPLE = 1 << 20  # characters to compress
 _SAMPLE_PART = 1 << 15  # characters of each piece at least: zlib's window is this long
@@ -176,6 +177,7 @@ class Planner:
     def plan(self, minutes: float) -> Plan:
         """Plan a run for these minutes. InputError if they do not suffice, or too little text is held out."""
         size = None if isinstance(self._corpus, Prepared) else self._corpus.size()
+        # Seconds before and after training and validation.
         around = _LEARNING * min(size or 0, LEARNED_BYTES) / cores() + END_SECONDS
         _check_time(minutes, _LEAST_SECONDS + around)  # fail before anything is measured
         shape = timed_shape(60 * minutes)
@@ -188,10 +190,9 @@ class Planner:
             text = measure(self._divide(self._corpus, machine, minutes), self._vocab_size)
             around += _TOKENIZING * text.size / cores()
         _check_held_out(self._name, text)
-        gone = of_first_process("start", self._seconds_gone)
-        seconds = 60 * minutes - gone - _REST_OF_START - around
-        _check_time(minutes, 60 * minutes - seconds + 1)
-        return choose(text, machine, seconds, self._given)
+        around += of_first_process("start", self._seconds_gone) + _REST_OF_START
+        _check_time(minutes, around + _LEAST_TRAINING)
+        return choose(text, machine, 60 * minutes - around, self._given)
 
     def _divide(self, corpus: Corpus, machine: Machine, minutes: float) -> Divided:
         """Divide as much of the corpus as is read in this time.
@@ -242,7 +243,7 @@ def measure(divided: Divided, vocab_size: int | None = None) -> Text:
         val_fraction=divided.rule.share,
         most_bytes=None if divided.is_whole else divided.most_bytes,
         vocab_size=vocab_size,
-        packed=_packed(piece.text for piece in divided.sample()),
+        zlib_ratio=_zlib_ratio(piece.text for piece in divided.sample()),
     )
 
 
@@ -255,7 +256,7 @@ def measure_prepared(prepared: Prepared) -> Text:
         val_fraction=val.bytes / max(1, train.bytes + val.bytes),
         vocab_size=prepared.tokenizer.n_vocab,
         tokens=train.tokens + val.tokens,
-        packed=_packed([sample]),
+        zlib_ratio=_zlib_ratio([sample]),
     )
 
 
@@ -268,7 +269,7 @@ def _check_held_out(name: str, text: Text) -> None:
         )
 
 
-def _packed(texts: Iterable[str]) -> float:
+def _zlib_ratio(texts: Iterable[str]) -> float:
     """Return compressed over original size, by zlib, of these texts' beginnings: `_SAMPLE` characters."""
     parts: list[str] = []
     missing = _SAMPLE

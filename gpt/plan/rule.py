@@ -28,9 +28,13 @@ USUAL_COMPUTE = 3.3e13
 USUAL_SPEED = USUAL_COMPUTE / 120
 """Training operations per second of such a core."""
 USUAL_WEIGHTS = 4e5
-"""Weights in the blocks' matrices at `USUAL_COMPUTE`."""
+"""Weights in the blocks' matrices at `USUAL_COMPUTE`, for a text that is read several times."""
 WEIGHTS_POWER = 0.6
 """The number of weights grows with compute to this power."""
+WEIGHTS_BY_EPOCHS = ((0, 0.5), (2, 1.0), (18, 1.5))
+"""(epochs, factor of the weights). On a text that is read once, a smaller model reads more of it. On one that
+is read often, dropout takes a part of the model's capacity. A text of records has the factor 1.
+"""
 LADDER = (
     *((32, 1), (64, 1), (96, 1), (96, 2), (128, 2), (160, 2), (192, 3), (256, 4), (320, 5)),
     *((384, 6), (512, 8), (640, 10), (768, 12), (1024, 16)),
@@ -71,10 +75,6 @@ REGULAR = 0.2
 learned fast and hardly memorised, so it is not regularised. Its windows of 128 tokens include the record
 before.
 """
-OFTEN = 18
-"""Epochs from which a text gets a larger model: dropout takes a part of its capacity."""
-LARGER = 1.5
-"""Factor of the weights for a text that is read so often, unless it consists of records."""
 MOST_EPOCHS = 60
 """Epochs planned for a short text at first; the run goes on while the held-out loss falls."""
 MOST_WEIGHTS_PER_BYTE = 5
@@ -129,8 +129,8 @@ class Text:
     """Size of a given vocabulary; None if the plan chooses it."""
     tokens: int | None = None
     """Tokens of a prepared text; None for another."""
-    packed: float = 1.0
-    """Ratio of a sample's size compressed by zlib to its own size."""
+    zlib_ratio: float = 1.0
+    """A sample's size compressed by zlib, over its own size."""
 
     @property
     def train_bytes(self) -> float:
@@ -140,7 +140,7 @@ class Text:
     @property
     def has_records(self) -> bool:
         """Whether it consists of records."""
-        return self.packed < REGULAR
+        return self.zlib_ratio < REGULAR
 
     def bytes_per_token(self, vocab_size: int) -> float:
         """Return bytes per token: counted if prepared, else as in prose.
@@ -284,7 +284,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
             f"{text.val_fraction * text.size:,.0f} bytes take longer than the {seconds:.0f} s that are left "
             "for them: give more --minutes"
         )
-    is_whole = steps_in_time <= steps_in_part or not text.val_fraction
+    is_whole = steps_in_time <= steps_in_part
     return Plan(
         text=text,
         shape=shape,
@@ -347,13 +347,14 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     by_hand = given.emb_dim or given.num_layers
     most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
-    wanted = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
-    shape = _nearest(suitable, wanted)
-    epochs = text.epochs(_tokens_in(compute, machine, shape), vocab_size)
-    if epochs < REREAD or text.has_records:
+    usual = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
+    shape = _nearest(suitable, usual)
+    if text.has_records:
         return shape
-    if epochs >= OFTEN:
-        shape = _nearest(suitable, LARGER * wanted)
+    epochs = text.epochs(_tokens_in(compute, machine, shape), vocab_size)  # of the usual model
+    shape = _nearest(suitable, _last_from(WEIGHTS_BY_EPOCHS, epochs) * usual)
+    if epochs < REREAD:
+        return shape
     halved = given.batch_size or _batch_size(text, compute, vocab_size, context, share=0.5)
     return replace(shape, batch_size=min(halved, shape.batch_size))
 

@@ -1,5 +1,13 @@
 """Decide how many updates a run makes, and with it the schedule of the learning rate: see `Limits`.
 
+| a run                                     | its number of updates, `RunPart.total`                |
+| ----------------------------------------- | ----------------------------------------------------- |
+| with a limit of steps or epochs           | known from the start                                  |
+| with --trainer.max_time                   | estimated again after each update                     |
+| tuned from weights for --minutes          | estimated again after each update                     |
+| planned for --minutes                     | the same; a short text is read in parts               |
+| planned for --minutes, and resumed        | as at its last save; before its last part as above    |
+
 The first limit that is reached ends the run; each is a small class or function here:
 
 - steps and epochs, known from the start: `first_of_steps_and_epochs`
@@ -54,6 +62,7 @@ class Speed:
         self.window = window
         self.slower = slower
         self._work = 0.0
+        self._is_late = False
         self._marks: list[tuple[float, float]] = []  # (work done in units of early updates, seconds)
 
     def begin(self, seconds: float) -> None:
@@ -67,8 +76,9 @@ class Speed:
         less for the early ones.
         """
         self._work += self.slower if late_steps > 0 else 1.0
-        if late_steps == 1 and self.slower != 1.0:  # from here on `slower` is measured instead of assumed
-            self._marks.clear()
+        if late_steps > 0 and not self._is_late and self.slower != 1.0:
+            self._marks.clear()  # from here on `slower` is measured instead of assumed
+        self._is_late = late_steps > 0
         self._marks.append((self._work, seconds))
         while len(self._marks) > 2 and seconds - self._marks[1][1] > self.window:
             del self._marks[0]
@@ -295,6 +305,7 @@ class Limits:
             self._keep_time(elapsed)
         if self._parts.end.step == run.step and not self._history.why_stop():
             if end := self._parts.extend(run, self._in_time(self._time, elapsed)):
+                run.is_part = False
                 self._take(end)
             else:
                 run.is_part = self._parts.end != _NO_END
@@ -363,7 +374,7 @@ class Limits:
         if left is not None:
             if left <= END_SECONDS:
                 raise InputError("the time is over before the first step: give more --minutes")
-            seconds = run.seconds + left - END_SECONDS
+            seconds = left - END_SECONDS  # it is a new run
             if self._plan:
                 run.planned_seconds = seconds
         elif run.is_part and run.planned_seconds is not None:

@@ -1,10 +1,11 @@
 """A run between two batches: read `Loop.on_train_batch_end` from top to bottom.
 
-Lightning computes a batch (`LanguageModel.training_step`). After the last batch of an update it clips the
-gradients (`configure_gradient_clipping`, where the processes also agree on signals and on losses that are not
-finite) and steps the optimizer and the schedule. Then this callback, the only one of a run, plans and
-records. Lightning validates if the callback asks for it. Last, the callback keeps snapshots and saves
-checkpoints.
+Lightning computes a batch: `LanguageModel.training_step`, then the backward pass. After the last batch of an
+update it clips the gradients (`configure_gradient_clipping`, where the processes also agree on signals and on
+losses that are not finite) and steps the optimizer and the schedule. (For this last batch, Lightning makes
+the optimizer call all that: `CombinedOptimizer.step` gets it as a closure.) Then this callback, the only one
+of a run, plans and records. Lightning validates if the callback asks for it. Last, the callback keeps
+snapshots and saves checkpoints.
 
 `Loop` only calls the parts of a run in order and passes each what the others have found: `Limits` decides,
 `Record` writes, `Store` saves. They know neither the Trainer nor one another.
@@ -135,9 +136,9 @@ class Loop(Callback):
         state = below(f"random/{rank}/", self.tensors)  # empty if the saved run had fewer processes
         files = self.store.files if self.store else None
         on_first(trainer.strategy, self._open_loggers)
-        self.limits.begin(trainer.strategy.broadcast(self.origin.left))
         self.record = Record(files, run, self.options, self.data.context_length, self._loggers)
         self._open.callback(lambda: self.record.close(self._ending))
+        self.limits.begin(trainer.strategy.broadcast(self.origin.left))
         # A process that the saved run lacked takes the first one's sum, as the mean over all is recorded.
         of_first = self.tensors.get(f"random/0/{LOSSES}", torch.tensor(0.0))
         self.record.loss_sum = state.pop(LOSSES, of_first).to(device)
@@ -252,7 +253,7 @@ class Loop(Callback):
 
     def _apply_total(self, trainer: Trainer) -> None:
         """Tell the schedule and Lightning where the run ends at present. Ask for no validation yet."""
-        self.module.plan(self.run.total)
+        self.module.set_total_steps(self.run.total)
         trainer.should_stop = self.limits.is_over
         ask_for_validation(trainer, False)
 

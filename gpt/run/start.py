@@ -27,6 +27,7 @@ from gpt.weights.load import StoredModel, read_weights
 from gpt.weights.runs import RUNS, checkpoints_of, newest_run
 
 T = TypeVar("T")
+AUTO = "auto"
 AUTO_OR_NEW = "auto_or_new"
 _MOST_MINUTES = 1_000_000
 _USUAL_MINUTES = 2.0  # for a run without any limit
@@ -135,10 +136,15 @@ def start(
     minutes = _minutes(asked)
     claim = claim or Claim()
     if wanted is not None:
+        place = _place_of(wanted, asked.get("run"))
+        is_folder = place.is_dir() or wanted in (AUTO, AUTO_OR_NEW)
         if locks and command == "fit" and "print_config" not in own:
-            claim.take_existing(_folder_of(wanted, asked.get("run")))
-        if checkpoint := find(wanted, asked.get("run")):
+            claim.take_existing(place if is_folder else folder_of_checkpoint(place))
+        if wanted != AUTO_OR_NEW or checkpoints_of(place):
+            checkpoint = _newest(place) if is_folder else _of_a_run(place)
             return replace(_resumed(command, own, given, checkpoint), claim=claim)
+        if command == "validate":
+            raise InputError(f"nothing to validate: {place} has no checkpoint")
     has_end = minutes is not None or bool(asked.keys() & {"config", "model.init_from", *_LIMITS})
     if not has_end:
         minutes = _usual_minutes(asked)
@@ -195,28 +201,22 @@ def _tuned(own: Values, given: Values, minutes: float | None) -> Start:
     return Start(options=options, tokenizer=weights.tokenizer, weights=HandedOn(weights), text=HandedOn(text))
 
 
-def find(resume: str, run: str | None = None) -> Checkpoint | None:
-    """Return the checkpoint to resume from, and report newer ones that are broken.
+def _place_of(resume: str, run: str | None) -> Path:
+    """Return the checkpoint to resume from, or the folder of a run that has one.
 
-    `resume` is a checkpoint, a run's folder, or "auto" for the newest intact checkpoint of `run`, by default
-    of the newest run. "auto_or_new" is like "auto", but gives None if `run` has no checkpoint. Raises
-    InputError if there is no intact checkpoint.
+    `resume` is one of these, or "auto" for the folder of `run`, by default of the newest run. "auto_or_new"
+    is like "auto", but needs `run`, which may have no checkpoint yet.
     """
-    if resume not in ("auto", AUTO_OR_NEW):
-        return _newest(Path(resume)) if Path(resume).is_dir() else _of_a_run(Path(resume))
-    if resume == AUTO_OR_NEW and run is None:
+    if resume not in (AUTO, AUTO_OR_NEW):
+        return Path(resume)
+    if run is not None:
+        return RUNS / run
+    if resume == AUTO_OR_NEW:
         raise InputError("--resume auto_or_new needs the name of the run: give it with --run")
-    folder = _folder_of(resume, run)
-    if folder is None:
+    newest = newest_run()
+    if newest is None:
         raise InputError(f"no checkpoint under {RUNS}/ to resume: start a run with 'gpt fit'")
-    return None if resume == AUTO_OR_NEW and not checkpoints_of(folder) else _newest(folder)
-
-
-def _folder_of(resume: str, run: str | None) -> Path | None:
-    """Return the run's folder in which `find` looks for a checkpoint; None if there is none."""
-    if resume in ("auto", AUTO_OR_NEW):
-        return RUNS / run if run is not None else newest_run()
-    return Path(resume) if Path(resume).is_dir() else folder_of_checkpoint(Path(resume))
+    return newest
 
 
 def is_local(name: str) -> bool:
@@ -267,14 +267,13 @@ def _resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -
     lines = [f"resuming {path}, after step {run.step}"]
     if names := ", ".join((*checkpoint.unknown, *unknown)):
         lines.append(f"ignored what a later version has saved and this one does not know: {names}")
-    if run.total and given.get("trainer.max_steps", run.total) != run.total:
+    if run.planned_seconds is not None:
         saved["trainer.max_steps"] = run.total  # where the run ends at present; a plan's steps were a guess
-    for name in _changed(saved, given):
-        if name in _LIMITS:
-            run.total = 0
-            run.planned_seconds = None
-            run.is_part = False
-        lines.append(f"changed {name}: {shown(saved[name])} -> {shown(given[name])}")
+    lines += [
+        f"changed {name}: {shown(saved[name])} -> {shown(given[name])}" for name in _changed(saved, given)
+    ]
+    if given.keys() & set(_LIMITS):
+        run.forget_end()
     if command == "fit":
         report(*lines, *_other_processes(options, written))
     part = checkpoint.model
@@ -416,6 +415,7 @@ def _positions_line(before: int, now: int) -> list[str]:
 
 
 def _newest(folder: Path) -> Checkpoint:
+    """Read a run's newest intact checkpoint, and report newer ones that are broken."""
     for path in checkpoints_of(folder):
         try:
             return _of_a_run(path)

@@ -220,7 +220,7 @@ class LanguageModel(LightningModule):
             return max(1, trainer.max_epochs or 1) * data.updates_per_epoch
         return int(trainer.estimated_stepping_batches)
 
-    def plan(self, steps: int) -> None:
+    def set_total_steps(self, steps: int) -> None:
         """Make the schedule end after another number of updates; the next update already uses it.
 
         A limit of time needs this: the speed shows only while training how many updates it allows.

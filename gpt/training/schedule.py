@@ -16,8 +16,8 @@ def learning_rate_factor(
     """Return the factor of the peak learning rate at `step`: for the update that follows `step` updates.
 
     The peaks are `lr` and `rest_lr` of `OptimizerConfig`. torch's `LambdaLR` multiplies them by it after each
-    update, and `LanguageModel.plan` if the total changes. `total_steps` is the number of updates of the
-    whole run, which `Limits` decides, or without `gpt fit` the Trainer.
+    update, and `LanguageModel.set_total_steps` if the total changes. `total_steps` is the number of updates
+    of the whole run, which `Limits` decides, or without `gpt fit` the Trainer.
 
     It rises linearly over `warmup_steps`; at step 0 it is already above 0. Then it falls to `final` at
     `total_steps`, linearly or along half a cosine (Loshchilov and Hutter 2017), and stays there.

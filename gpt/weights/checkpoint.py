@@ -154,6 +154,12 @@ class RunPart:
             if numbers[name] > _MOST_COUNTED:
                 raise InputError(f"{name} is {numbers[name]}, more than a run can count")
 
+    def forget_end(self) -> None:
+        """Forget where the run was to end: the options decide it again."""
+        self.total = 0
+        self.planned_seconds = None
+        self.is_part = False
+
     def begin_best_again(self) -> None:
         """Forget the best validation so far: the next one is the best."""
         self.best_loss = None

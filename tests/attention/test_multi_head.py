@@ -24,16 +24,6 @@ def x() -> Tensor:
     return torch.randn(BATCH, TOKENS, D_IN)
 
 
-def test_each_token_gets_a_vector_and_in_each_head_weights_of_the_tokens_so_far(x: Tensor) -> None:
-    """test_equivalence.py has their values, and test_steps.py those of the book."""
-    out, weights = build()(x, need_weights=True)
-
-    assert out.shape == (BATCH, TOKENS, D_OUT)
-    assert weights.shape == (BATCH, HEADS, TOKENS, TOKENS)
-    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(BATCH, HEADS, TOKENS))
-    assert torch.equal(weights, weights.tril())
-
-
 def test_weights_are_dropped_in_training_only(x: Tensor) -> None:
     module = build(dropout=0.5)
     assert not torch.allclose(module(x), module(x))

@@ -171,23 +171,18 @@ def test_what_is_tuned_from_weights_that_changed_is_run_anew(tmp_path):
         assert len(machine.trained) == made
 
 
-def test_an_edited_file_of_a_corpus_file_makes_it_another_text():
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [("deep", "deep/a.txt"), ("deep/*.txt", "deep/a.txt"), ("both.yaml", "other.txt")],
+)
+def test_an_edited_file_of_a_text_makes_it_another_one(text, edited):
+    Path("deep").mkdir()
+    Path("deep/a.txt").write_text("one", "utf-8")
     Path("both.yaml").write_text("corpus: {files: [my.txt, other.txt]}", "utf-8")
-    before = Text.of("both.yaml").version
-    assert before == Text.of("both.yaml").version != []
-    Path("other.txt").write_text("two, and more", "utf-8")
-    assert Text.of("both.yaml").version != before
-
-
-@pytest.mark.parametrize("name", ["deep", "deep/*.txt"])
-def test_an_edited_file_of_a_text_makes_it_another_one(name):
-    file = Path("deep", "a.txt")
-    file.parent.mkdir()
-    file.write_text("one", "utf-8")
-    before = Text.of(name).version
-    assert before == Text.of(name).version != []
-    file.write_text("two, and more", "utf-8")
-    assert Text.of(name).version != before
+    before = Text.of(text).version
+    assert before == Text.of(text).version != []
+    Path(edited).write_text("two, and more", "utf-8")
+    assert Text.of(text).version != before
 
 
 def test_a_variant_that_diverges_is_said_to(capsys):
@@ -272,11 +267,10 @@ def time_of_a_step(folder: Path, milliseconds: list[float]) -> float:
 
 
 def test_the_time_of_a_step_leaves_out_start_moments_and_validations_and_counts_a_slower_last_fifth(tmp_path):
-    moment = [900, 10, 10]  # in which the machine did something else
+    other = [900, 10, 10]  # the machine did something else
     steady = [10, 10, 10]
-    assert time_of_a_step(tmp_path, [500, *steady, *moment, *steady, *steady, 30, 900, 30]) == pytest.approx(
-        14
-    )
+    times = [500, *steady, *other, *steady, *steady, 30, 900, 30]
+    assert time_of_a_step(tmp_path, times) == pytest.approx(14)
     assert time_of_a_step(tmp_path, [500, 10, 20]) == pytest.approx(15)
 
 

@@ -32,16 +32,15 @@ def test_vs_stands_between_variants_and_the_options_of_the_first_hold_for_all():
     ]
 
 
-def test_a_folder_is_a_source_that_is_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "copy" / "gpt").mkdir(parents=True)
-    (tmp_path / "copy" / "gpt" / "__init__.py").touch()
+def test_a_folder_is_a_source_that_is_run(workplace):
+    (workplace / "copy" / "gpt").mkdir(parents=True)
+    (workplace / "copy" / "gpt" / "__init__.py").touch()
     words = f"quick vs copy vs ./copy/ {LR}"
     base, edited, changed = parse_variants(words.split())
     assert base.source == OUR_SOURCE and (OUR_SOURCE / "gpt" / "cli.py").is_file()
-    assert edited.source == changed.source == tmp_path / "copy"
+    assert edited.source == changed.source == workplace / "copy"
     assert parsed(words)[1:] == [("copy", QUICK), ("copy lr=3e-3", f"{QUICK} {LR}")]
-    assert {variant.source for variant in parse_variants(f"copy {LR}".split())} == {tmp_path / "copy"}
+    assert {variant.source for variant in parse_variants(f"copy {LR}".split())} == {workplace / "copy"}
 
 
 REFUSED = {
@@ -57,9 +56,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_compares_nothing_is_refused(words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
+def test_what_compares_nothing_is_refused(words, message, workplace):
+    (workplace / "empty").mkdir()
     with pytest.raises(InputError, match=message):
         parse_variants(words.split())
 

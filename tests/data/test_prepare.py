@@ -265,15 +265,14 @@ def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):
 
 
 @pytest.mark.parametrize("output", [".", "diary.txt", "link"])
-def test_what_cannot_become_a_folder_is_refused_before_the_text_is_read(output, rows, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "diary.txt", "dear diary")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to("empty")
+def test_what_cannot_become_a_folder_is_refused_before_the_text_is_read(output, rows, workplace, monkeypatch):
+    write(workplace / "diary.txt", "dear diary")
+    (workplace / "empty").mkdir()
+    (workplace / "link").symlink_to("empty")
     monkeypatch.setattr("gpt.data.prepare.divide_corpus", lambda *_: pytest.fail("it reads"))
     with pytest.raises(InputError, match=f"cannot write {output}: expected the name of a new or an empty"):
         prepare(str(rows), output, vocab_size=500)
-    assert (tmp_path / "diary.txt").read_text("utf-8") == "dear diary"
+    assert (workplace / "diary.txt").read_text("utf-8") == "dear diary"
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0])

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from gpt import GPT, Tokenizer
+from gpt import Tokenizer
 from gpt.cli import main
 from gpt.data.prepare import prepare
 from gpt.data.prepared import Prepared
 from gpt.errors import InputError
 from gpt.evaluation.choices import log_probabilities, read_examples, score_choices
 from gpt.text.template import DEFAULT_TEMPLATE
+from tests.generation.conftest import sharp
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 LABELS = ["bad", "odd", "sad"]
@@ -22,9 +23,7 @@ ROWS = [(f"film {number}" + chr(97 + number) * number, LABELS[number % 5 % 3]) f
 
 @pytest.fixture
 def model(config):
-    model = GPT(replace(config, context_length=96)).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    model = sharp(replace(config, context_length=96))
     torch.nn.init.normal_(model.position_embedding.weight, std=3.0)  # the length of a prompt matters
     return model
 

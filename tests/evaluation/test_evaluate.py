@@ -17,6 +17,7 @@ from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows
 from gpt.training.module import LanguageModel
 from gpt.weights.rounding import rounded
+from tests.generation.conftest import sharp
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
@@ -31,10 +32,7 @@ def test_windows_of_padding_alone_do_not_count():
 
 @pytest.fixture
 def model(config):
-    model = GPT(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
-    return model
+    return sharp(config, std=0.15)
 
 
 @pytest.fixture
@@ -57,8 +55,7 @@ def test_with_isolate_the_loss_is_that_of_validation(config, tmp_path):
     sizes = {"vocab_size": 300, "context_length": config.context_length}
     data = TokenData(str(tmp_path / "a.jsonl"), **sizes, val_fraction=0.5, isolate=True)
     module = LanguageModel(config)
-    for parameter in module.model.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
+    module.model.load_state_dict(sharp(config, std=0.15).state_dict())
     (measured,) = trainer().validate(module, datamodule=data, verbose=False)
 
     def nats_per_token(isolate: bool) -> float:
@@ -122,9 +119,9 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
 
 
 def test_the_command_scores_the_rounded_weights(text_file, tmp_path, capsys):
-    model = GPT(GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
+    model = sharp(
+        GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1), std=0.15
+    )
     model.save_pretrained(tmp_path / "model")
     assert gpt(f"evaluate --checkpoint {tmp_path}/model --data {text_file} --precision int4") == 0
     printed = json.loads(capsys.readouterr().out)

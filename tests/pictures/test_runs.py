@@ -99,7 +99,6 @@ def test_metrics_that_cannot_be_read(content, message, tmp_path, refusal):
     ("arguments", "message"),
     [("nowhere", "no metrics at nowhere"), ("good --output a.pdf", "ends in .png or .svg")],
 )
-def test_bad_input_is_one_line(arguments, message, run, tmp_path, monkeypatch, refusal):
+def test_bad_input_is_one_line(arguments, message, run, workplace, refusal):
     run("good")
-    monkeypatch.chdir(tmp_path)
     assert message in refusal(f"plot {arguments}")

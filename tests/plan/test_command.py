@@ -73,7 +73,6 @@ def test_a_table_for_several_times_promises_no_bits(planned, refusal):
     assert lines[0].startswith("0.001 minutes do not suffice to start: give at least 0.")
     assert [line.split()[0] for line in lines[1:3]] == ["1", "10"]
     assert lines[1].endswith("0.3 MB") and " GB " in lines[1]
-    assert "--minutes 'soon': expected a time" in refusal(f"plan text.txt {PLAIN} --minutes soon")
 
 
 def test_plan_and_fit_choose_the_same(planned):
@@ -167,16 +166,6 @@ def test_what_cannot_be_planned_is_said_before_anything_is_measured(
     monkeypatch.setattr(command, "time_machine", None)
     assert message in refusal(f"fit text.txt {PLAIN} {options}")
     assert not Path("runs").exists()
-
-
-def test_a_value_of_another_type_is_answered_with_what_was_given_and_expected(refusal):
-    line = refusal("plan --model.config.dropout x")
-    assert line == "gpt plan: --model.config.dropout: expected float, got 'x'\n"
-
-
-def test_a_precision_that_fit_refuses_is_not_planned(place, refusal):
-    line = refusal("plan text.txt --trainer.precision bf16")
-    assert "--trainer.precision" in line and "bf16-mixed" in line
 
 
 def test_a_given_batch_is_that_of_each_process(place, monkeypatch):

@@ -21,9 +21,9 @@ def plan(text: Text = MEGABYTE, seconds: float = USUAL, machine: Machine = CORE,
     return choose(text, machine, seconds, Given(**given))
 
 
-def sized(size: int, val_fraction: float = 0.1, packed: float = 1.0) -> Text:
+def sized(size: int, val_fraction: float = 0.1, zlib_ratio: float = 1.0) -> Text:
     """A text of so many bytes."""
-    return Text(size=size, val_fraction=val_fraction, packed=packed)
+    return Text(size=size, val_fraction=val_fraction, zlib_ratio=zlib_ratio)
 
 
 def windows(context_length: int, batch_size: int) -> dict[str, float]:
@@ -38,9 +38,9 @@ ENDLESS = sized(10**9, 1e-4)
 NO_DROPOUT = {"bpe_dropout": 0.0, "dropout": 0.0}
 CHOICES = {
     # More compute buys wider and deeper models, longer windows and larger batches.
-    "3 s": (ENDLESS, 3, shape(64, 1) | windows(128, 12)),
-    "an hour": (ENDLESS, 3600, shape(256, 4) | windows(128, 48)),
-    "10 hours": (ENDLESS, 36_000, shape(384, 6) | windows(256, 96)),
+    "3 s": (ENDLESS, 3, shape(32, 1) | windows(128, 12)),
+    "an hour": (ENDLESS, 3600, shape(192, 3) | windows(128, 48)),
+    "10 hours": (ENDLESS, 36_000, shape(320, 5) | windows(256, 96)),
     # A vocabulary has 225 bytes of text for each id, of which a tenth is held out.
     "1 KB": (sized(1_000), USUAL, {"vocab_size": 512, "context_length": 64}),
     "255 KB": (sized(255_000), USUAL, {"vocab_size": 512}),
@@ -52,12 +52,14 @@ CHOICES = {
     "50 KB": (sized(50_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.2}),
     # Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128. Prose is read again.
     "400 KB": (
-        sized(400_000, packed=0.3),
+        sized(400_000, zlib_ratio=0.3),
         USUAL,
         {"bpe_dropout": 0.05, "dropout": 0.1} | windows(64, 24),
     ),
-    "400 KB of records": (sized(400_000, packed=0.11), USUAL, NO_DROPOUT | windows(128, 24)),
-    # A text that is read often gets a larger model.
+    "400 KB of records": (sized(400_000, zlib_ratio=0.11), USUAL, NO_DROPOUT | windows(128, 24)),
+    # A text that is read often gets a larger model, one that is read once a smaller one.
+    "read once": (sized(10**7, 0.01), 25, shape(96, 1)),
+    "read four times": (sized(10**6), 25, shape(96, 2)),
     "read often": (sized(200_000), 55, {"emb_dim": 128}),
     "read ten times": (sized(1_000_000), 55, {"emb_dim": 96}),
     # The Bible, 4 MB, was 1.1 % better with 24 windows of 128 than with 48 of 64.
@@ -89,7 +91,6 @@ def test_a_short_text_is_read_sixty_times_before_its_result_decides():
     assert result.shape.tokens <= 18_000 / 1.9 / 16 + 64
     longer = plan(sized(20_000), 100 * USUAL)
     assert (longer.shape.emb_dim, longer.epochs) == (result.shape.emb_dim, pytest.approx(60, rel=0.01))
-    assert plan(sized(20_000, 0.0)).is_whole  # nothing could decide
 
 
 @pytest.mark.parametrize(("seconds", "size"), [(30, 10**6), (100, 200_000)])
@@ -165,7 +166,7 @@ def test_wide_models_on_a_gpu_have_the_rates_of_gpt2():
     assert (often.bpe_dropout, often.dropout, often.machine.sampled_softmax) == (0.0, 0.2, 1)
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(120, (128, 2)), (600, (192, 3)), (10**6, (256, 4))])
+@pytest.mark.parametrize(("seconds", "expected"), [(120, (96, 2)), (600, (160, 2)), (10**6, (256, 4))])
 def test_the_shape_that_is_timed_is_that_of_a_usual_core(seconds, expected, monkeypatch):
     """But no larger than a timing of a second can be, whatever the time."""
     monkeypatch.setattr("gpt.plan.rule.cores", lambda: 1)

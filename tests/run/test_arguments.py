@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from run_folders import contents
-from tiny_runs import checkpoint, fit, gpt, result
+from tiny_runs import checkpoint, contents, fit, gpt, result
 
 from gpt.run.arguments import scan
 from gpt.run.options import OPTIONS, Options
@@ -45,6 +44,11 @@ def test_a_resume_with_nothing_left_to_do_writes_nothing(mine, capsys):
     assert gpt("fit --resume runs/mine --log_every 1") == 0
     assert "all 2 steps are done" in capsys.readouterr().err
     assert contents(mine) == before
+
+
+def test_validate_does_not_score_a_new_model_in_place_of_a_missing_checkpoint(workplace, refusal):
+    err = refusal("validate auto_or_new --run none --config quick")
+    assert "nothing to validate: runs/none has no checkpoint" in err
 
 
 def test_validate_needs_a_checkpoint_and_takes_a_runs_folder(workplace, refusal, capsys):
@@ -96,19 +100,24 @@ def test_an_unknown_option_is_answered_with_what_was_meant(given, meant, workpla
     assert f"there is no option --{given}; did you mean --{meant}?" in refusal(f"fit --{given} 3")
 
 
+PRECISIONS = "--trainer.precision: expected one of '32-true', 'bf16-mixed', '16-mixed', got"
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("command", "message"),
     [
-        ("--trainer.precision fp16", "expected one of '32-true', 'bf16-mixed', '16-mixed', got"),
-        ("--data.batch_size many", "--data.batch_size: expected int, got 'many'"),
-        ("--data.batch_size", "--data.batch_size: expected one argument"),
-        ("--minutes an-hour", "expected a time, such as 90s, 10m or 8h"),
-        ("-x", "there is no option --x"),
-        ("--model.optimizer.lr nan", "--model.optimizer.lr: expected float"),
+        ("fit --trainer.precision fp16", PRECISIONS),
+        ("plan text.txt --trainer.precision bf16", PRECISIONS),
+        ("fit --data.batch_size many", "--data.batch_size: expected int, got 'many'"),
+        ("fit --data.batch_size", "--data.batch_size: expected one argument"),
+        ("plan text.txt --minutes soon", "--minutes 'soon': expected a time, such as 90s, 10m or 8h"),
+        ("fit -x", "there is no option --x"),
+        ("fit --model.optimizer.lr nan", "--model.optimizer.lr: expected float"),
+        ("plan --model.config.dropout x", "gpt plan: --model.config.dropout: expected float, got 'x'\n"),
     ],
 )
-def test_a_value_that_is_none_says_what_was_expected(options, message, workplace, refusal):
-    assert message in refusal(f"fit {options}")
+def test_a_value_that_is_none_says_what_was_expected(command, message, workplace, refusal):
+    assert message in refusal(command)
 
 
 TYPED = ["###", "~", "[end]", "'a'", '"a"', '["a"]', '{"a": 1}', "1", "true", "&a", "---"]

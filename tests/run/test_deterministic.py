@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_folders import killed
-from tiny_runs import fit, gpt, result
+from tiny_runs import fit, gpt, killed, result
 
 from gpt.training import compilation
 from gpt.training.module import LanguageModel

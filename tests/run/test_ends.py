@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny_runs import COMMAND, TINY, checkpoint, fit, gpt, result, rows, summary
+from tiny_runs import checkpoint, fit, gpt, result, rows, summary
 
 from gpt.training import compilation
 from gpt.training.guard import NOT_UPDATED
@@ -78,11 +78,6 @@ def test_a_run_is_as_long_as_its_options_say(options, run, plan, reason, workpla
     assert rates[2:] == line(0, updates - 2)
     assert summary("r")["steps"] == updates
     assert Path("runs/r/checkpoints/best.safetensors").is_file()
-
-
-def test_a_run_without_a_limit_is_refused(workplace, refusal):
-    assert "the run needs an end: give --trainer.max_steps" in refusal(f"{COMMAND} {NO_STEPS}")
-    assert not Path("runs").exists()
 
 
 def test_the_time_of_compiling_does_not_count_as_speed(workplace, clock, monkeypatch, capsys):
@@ -190,8 +185,3 @@ def test_a_loss_that_is_infinite_is_no_damaged_file(workplace, capsys):
     err = capsys.readouterr().err
     assert NOT_UPDATED in err and "lower the learning rate" in err
     assert "damaged" not in err
-
-
-def test_early_stopping_without_held_out_text_is_refused(workplace, refusal):
-    words = [*TINY, "--early_stopping", "2", "--data.val_fraction", "0"]
-    assert "early_stopping needs held-out text" in refusal(" ".join(words))

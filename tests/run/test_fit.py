@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from run_folders import contents
-from tiny_runs import checkpoint, gpt, rows, run_in, summary
+from tiny_runs import checkpoint, contents, gpt, rows, run_in, summary
 from torch.nn import functional as F
 
 from gpt import Tokenizer

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from processes import forked
-from run_folders import contents
-from tiny_runs import COMMAND, checkpoint, gpt, result
+from tiny_runs import COMMAND, checkpoint, contents, gpt, result
 
 
 def test_a_run_that_is_in_use_is_not_resumed(mine, refusal):

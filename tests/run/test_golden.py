@@ -26,8 +26,7 @@ def losses() -> list[float]:
     return [float(row["train_loss"] or row["val_loss"]) for row in rows]
 
 
-def test_the_quick_recipe_learns_as_it_did(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_quick_recipe_learns_as_it_did(workplace):
     expected = [float(line) for line in (HERE / "golden.csv").read_text("utf-8").split()]
     actual = losses()
     assert len(actual) == len(expected) == 61

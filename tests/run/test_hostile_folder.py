@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from rewritten import rewritten
-from run_folders import contents
-from tiny_runs import checkpoint, fit, gpt, rows
+from tiny_runs import checkpoint, contents, fit, gpt, rows
 
 from gpt.errors import InputError
 from gpt.files import Folder
@@ -57,14 +56,14 @@ def test_a_run_is_locked_before_its_checkpoint_is_read(mine, monkeypatch, capsys
     """Another process resumes it and ends between the two."""
     statuses = []
 
-    def meanwhile(*names, find=start.find):
-        path = find(*names)
+    def meanwhile(path, read=start.read):
+        checkpoint = read(path)
         if not statuses:
             statuses.append(None)
             statuses[0] = gpt(f"{RESUME} 9")
-        return path
+        return checkpoint
 
-    monkeypatch.setattr(start, "find", meanwhile)
+    monkeypatch.setattr(start, "read", meanwhile)
     assert gpt(f"{RESUME} 3") == 0
     assert statuses == [2] and "is in use by another process" in capsys.readouterr().err
     assert read(LAST).run.step == 3

@@ -217,6 +217,13 @@ def test_a_run_that_was_killed_in_a_part_of_its_time_gets_a_further_part_when_it
     assert not killed.is_part
 
 
+def test_a_run_that_ended_after_a_part_of_its_time_has_no_further_part():
+    run = Run(planned(**A_PART), interval=100, minute=85.0)
+    run.train(lambda _: 0.1, loss=lambda _: 4.0)
+    assert run.part.step == 200
+    assert not run.part.is_part
+
+
 def test_time_that_is_over_before_the_first_step_is_said():
     limits = Limits(Options(trainer=TrainerOptions(max_steps=5)), RunPart(), planned(steps=5), deadline=True)
     limits.set_steps_and_epochs(1)

@@ -22,14 +22,13 @@ def save(tmp_path):
     return save
 
 
-def test_runs_are_listed_by_their_newest_checkpoint(save, tmp_path, monkeypatch, capsys):
+def test_runs_are_listed_by_their_newest_checkpoint(save, workplace, capsys):
     bits = {"val_bits_per_byte": 1.6, "val_loss": 3.2}  # at the last validation
     done = {"step": 20, "total": 20, "seconds": 90.0, "validation": bits, "best_loss": 3.0}
     save("old", "last", session=1, save=2, saved_at=86400.0, **done)
     save("old", "best", session=1, save=1, step=10, total=20, seconds=45.0, saved_at=90000.0)
     save("new", "last", session=1, save=1, step=5, total=40, seconds=6.0, saved_at=200000.0)
-    (tmp_path / "runs" / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
+    (workplace / "runs" / "empty").mkdir()
     assert gpt("runs") == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split("  ")[0] == "run" and "bits per byte" in heading

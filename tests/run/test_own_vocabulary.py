@@ -16,14 +16,13 @@ LEARN = "--data.vocabulary learn:300"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(workplace, monkeypatch, capsys):
     """A run of two steps, in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text(PROSE, encoding="utf-8")
+    monkeypatch.setenv("GPT_CACHE", str(workplace / "cache"))
+    (workplace / "text.txt").write_text(PROSE, encoding="utf-8")
     assert gpt(f"{COMMAND} {LEARN} --run own --trainer.max_steps 2") == 0
     capsys.readouterr()
-    return tmp_path / "runs" / "own"
+    return workplace / "runs" / "own"
 
 
 def test_a_checkpoint_alone_is_enough(run, tmp_path, monkeypatch, capsys):

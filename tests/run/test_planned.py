@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_folders import killed
-from tiny_runs import gpt, result, summary
+from tiny_runs import gpt, killed, result, summary
 
 SMALL = """text.txt --trainer.accelerator cpu --trainer.precision 32-true --log_every 5 --data.batch_size 64
 --model.config.emb_dim 32 --model.config.num_layers 1 --model.config.dropout 0.1 --data.vocabulary gpt2:300

@@ -8,9 +8,8 @@ import pytest
 import torch
 import yaml
 from rewritten import retold
-from run_folders import killed
 from safetensors.torch import load_file
-from tiny_runs import COMMAND, checkpoint, fit, gpt, result, run_in
+from tiny_runs import COMMAND, checkpoint, fit, gpt, killed, result, run_in
 
 from gpt.weights.checkpoint import read, write
 
@@ -63,6 +62,7 @@ def test_a_limit_counts_that_the_clock_has_changed_since(whole, workplace, capsy
     run = killed(whole, 9)
     saved = checkpoint(run)
     saved.run.total = 12
+    saved.run.planned_seconds = 60.0
     with open("changed.safetensors", "wb") as file:  # the tensors are mapped from the checkpoint
         write(file, saved.tensors, saved.model, saved.run)
     Path("changed.safetensors").replace(run / "checkpoints" / "last.safetensors")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_folders import contents
 from safetensors import safe_open
-from tiny_runs import checkpoint, fit, result
+from tiny_runs import checkpoint, contents, fit, result
 
 from gpt import GPT
 from gpt.errors import InputError

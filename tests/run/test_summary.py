@@ -1,8 +1,5 @@
 """What a person reads at the end of a run."""
 
-import io
-
-from gpt.progress import emphasised, labelled
 from gpt.run.summary import for_people
 
 SUMMARY = {
@@ -19,11 +16,6 @@ SUMMARY = {
 }
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_four_lines_tell_the_result_the_run_its_folder_and_the_next_command():
     lines = dict(for_people(SUMMARY, "runs/mine", is_chat=False))
     assert list(lines) == ["result", "trained", "saved", "next"]
@@ -37,13 +29,3 @@ def test_four_lines_tell_the_result_the_run_its_folder_and_the_next_command():
 def test_a_run_that_was_not_validated_says_so():
     summary = {**SUMMARY, "val_bits_per_byte": None, "best_loss": None}
     assert dict(for_people(summary, "runs/mine", is_chat=True))["result"].startswith("not validated")
-
-
-def test_only_a_terminal_gets_colours(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert labelled([("a", "b"), ("long", "c")], io.StringIO()) == ["a     b", "long  c"]
-    assert emphasised("a", Terminal()) == "\x1b[1;36ma\x1b[0m"
-    assert labelled([("a", "\x1b[2J")], Terminal()) == ["\x1b[1;36ma\x1b[0m  \\x1b[2J"]
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert emphasised("a", Terminal()) == "a"

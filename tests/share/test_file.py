@@ -23,11 +23,10 @@ TOKENIZER = Tokenizer(vocab_size=300)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_folder_whose_name_is_not_utf8_is_exported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    snapshot = add_snapshot(tmp_path / os.fsdecode(b"caf\xe9"), 1, sharp(SHAPE), TOKENIZER)
+def test_a_folder_whose_name_is_not_utf8_is_exported(workplace):
+    snapshot = add_snapshot(workplace / os.fsdecode(b"caf\xe9"), 1, sharp(SHAPE), TOKENIZER)
     assert gpt(f"export {snapshot} --format html --output it.html") == 0
-    assert r'"name": "caf\\udce9"' in (tmp_path / "it.html").read_text("utf-8")
+    assert r'"name": "caf\\udce9"' in (workplace / "it.html").read_text("utf-8")
     assert gpt(f"export {snapshot} --output exported") == 0
 
 

@@ -13,6 +13,7 @@ from gpt.model import GPT, FeedForward, TransformerBlock
 from gpt.share.gpt2 import is_gpt2, logits
 from tests.generation.conftest import sharp
 
+pytestmark = pytest.mark.usefixtures("workplace")
 ODD = GPTConfig(vocab_size=257, context_length=20, emb_dim=42, num_heads=3, num_layers=2)
 CONFIGS = {
     "odd widths": ODD,
@@ -22,11 +23,6 @@ CONFIGS = {
     "one position": replace(ODD, context_length=1),
 }
 FILES = {"hf": "hf", "nanogpt": "nanogpt", "book": "book", "gguf": "gguf", "html": "it.html"}
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

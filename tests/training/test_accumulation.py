@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import torch
-from tiny_runs import trainer
+from tiny_runs import Gradients, trainer
 from torch.nn import functional as F
 
 from gpt import GPTConfig
@@ -13,7 +13,6 @@ from gpt.data.module import TokenData
 from gpt.data.windows import IGNORE_INDEX
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
-from tests.training.gradients import Gradients
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
 

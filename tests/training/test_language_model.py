@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
-from tiny_runs import trainer
+from tiny_runs import Gradients, trainer
 from torch.nn import functional as F
 
 from gpt import GPTConfig
@@ -11,7 +11,6 @@ from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers import OptimizerConfig
-from tests.training.gradients import Gradients
 
 CONFIG = GPTConfig(vocab_size=300, context_length=16, emb_dim=32, num_heads=2, num_layers=1)
 

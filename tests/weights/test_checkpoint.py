@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest, whatever the clocks say, and whether one is intact."""
+"""Which checkpoint is the newest, whatever the clocks say, whether one is intact, and its model's name."""
 
 import json
 import os
@@ -12,15 +12,14 @@ from gpt.errors import InputError
 from gpt.weights.checkpoint import ModelPart, RunPart, read, read_model
 from gpt.weights.checkpoint import write as write_checkpoint
 from gpt.weights.load import find
-from gpt.weights.runs import checkpoints_of, newest_run, next_session
+from gpt.weights.runs import checkpoints_of, model_name, newest_run, next_session
 
 MODEL = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
 
 
 @pytest.fixture
-def save(tmp_path, monkeypatch):
+def save(workplace):
     """Writes a checkpoint's header; the first ones have the newest times, and files all the same."""
-    monkeypatch.chdir(tmp_path)
     clock = iter(range(1000, 0, -1))
 
     def write(name: str, **order: int) -> Path:
@@ -120,3 +119,23 @@ def test_a_file_without_sums_as_earlier_versions_wrote_it_is_checked_as_a_whole(
     damage(checkpoint, 2.5)
     with pytest.raises(InputError, match="damaged"):
         read_model(checkpoint)
+
+
+SNAPSHOT = "runs/v1.5/snapshots/step-1.safetensors"
+NAMES = {
+    "a run": ("runs/v1.5", "runs/v1.5/checkpoints/best.safetensors", "v1.5"),
+    "a snapshot": (SNAPSHOT, SNAPSHOT, "v1.5"),
+    "a folder": ("exported-v1.5", "exported-v1.5", "exported-v1.5"),
+    "a file that was moved": ("moved.safetensors", "moved.safetensors", "moved"),
+    "none, so the newest run": (None, "runs/v1.5/checkpoints/last.safetensors", "v1.5"),
+    "a name at the hub": ("gpt2", "hub/models--gpt2/snapshots/607a30d", "gpt2"),
+}
+
+
+@pytest.mark.parametrize(("given", "path", "name"), NAMES.values(), ids=NAMES)
+def test_a_model_has_the_name_of_its_run_or_folder_or_of_the_hub(given, path, name, workplace):
+    for folder in ("runs/v1.5/checkpoints", "runs/v1.5/snapshots", "exported-v1.5"):
+        Path(folder).mkdir(parents=True)
+    for file in (SNAPSHOT, "moved.safetensors"):
+        Path(file).touch()
+    assert model_name(given, Path(path)) == name

@@ -62,14 +62,13 @@ def test_the_file_read_back(more, config, tmp_path):
         assert torch.equal(tensors[theirs], model.state_dict()[ours]), theirs
 
 
-def test_a_missing_package_is_one_line(model, tmp_path, monkeypatch, refusal):
+def test_a_missing_package_is_one_line(model, workplace, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    monkeypatch.chdir(tmp_path)
     model.save_pretrained("m")
     ways = "python3 scripts/install.py .venv --extras gguf, or pip install -e '.[gguf]'"
     error = refusal("export m --format gguf --output o")
     assert f"this format needs more packages: {ways}\n" in error
-    assert not (tmp_path / "o").exists()
+    assert not (workplace / "o").exists()
 
 
 TEMPLATE = Template(system='"""{{ {content}\\n', user="{content}\té\n", assistant="\\{content}")

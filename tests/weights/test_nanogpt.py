@@ -47,10 +47,9 @@ def test_an_untied_head_is_refused(config, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_character_model_continues_ids_as_the_import_says(tmp_path, monkeypatch, capsys):
+def test_a_character_model_continues_ids_as_the_import_says(workplace, capsys):
     """Its alphabet is in a pickle, which is not read; what is printed works."""
-    monkeypatch.chdir(tmp_path)
-    torch.save(nanogpt_checkpoint(huggingface_model(vocab_size=65)), tmp_path / "ckpt.pt")
+    torch.save(nanogpt_checkpoint(huggingface_model(vocab_size=65)), workplace / "ckpt.pt")
     import_weights("ckpt.pt", Path("mine"))
     told = capsys.readouterr().out
     assert "no tokenizer" in told and "gpt generate" not in told

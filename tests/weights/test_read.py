@@ -13,11 +13,10 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.errors import InputError
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
-from gpt.weights.load import StoredModel, find, read_weights
+from gpt.weights.load import StoredModel, choose_device, find, read_weights
 
 
-def test_export_and_import_are_inverse_and_write_over_nothing(model, tmp_path, monkeypatch, refusal, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_export_and_import_are_inverse_and_write_over_nothing(model, workplace, refusal, capsys):
     model.save_pretrained("mine")
     for format in ("hf", "nanogpt", "book"):
         assert gpt(f"export mine --format {format} --output {format}") == 0
@@ -37,8 +36,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_no_code_of_a_pickle_is_run(legacy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_no_code_of_a_pickle_is_run(legacy, workplace):
     bomb = {"model": Bomb(), "model_args": {}, "tok_emb.weight": Bomb()}
     torch.save(bomb, "ckpt.pt", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(InputError, match="not a file of tensors"):
@@ -69,8 +67,7 @@ def test_an_unknown_file_is_one_line(content, message, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["runs/none", "here/name", "a/b/c", "gpt3"])
-def test_a_name_that_can_only_be_a_path_never_asks_the_network(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_name_that_can_only_be_a_path_never_asks_the_network(name, workplace):
     Path("here").mkdir()
     with pytest.raises(InputError, match="no checkpoint at"):
         find(name)
@@ -130,8 +127,7 @@ def test_a_vocabulary_is_exported_without_padding(rows, tokenizer, size, tmp_pat
     ],
     ids=["missing", "whole numbers"],
 )
-def test_weights_that_do_not_fit_are_not_exported(change, message, model, tmp_path, monkeypatch, refusal):
-    monkeypatch.chdir(tmp_path)
+def test_weights_that_do_not_fit_are_not_exported(change, message, model, workplace, refusal):
     model.save_pretrained("m")
     state = load_file("m/model.safetensors") | change
     save_file({name: tensor for name, tensor in state.items() if tensor is not None}, "m/model.safetensors")
@@ -150,9 +146,9 @@ def test_the_file_that_is_named_is_read(model, tmp_path):
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
+def hub(workplace, monkeypatch):
     """A hub with the files of one folder; returns it and the names and revisions that it is asked for."""
-    files, cache, asked = tmp_path / "hub", tmp_path / "c0ffee", []
+    files, cache, asked = workplace / "hub", workplace / "c0ffee", []
     files.mkdir()
     cache.mkdir()
 
@@ -166,7 +162,6 @@ def hub(tmp_path, monkeypatch):
         return str(cache)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    monkeypatch.chdir(tmp_path)
     return files, asked
 
 
@@ -191,3 +186,18 @@ def test_a_hub_model_is_taken_at_the_revision_that_is_named(hub, capsys):
     assert asked == [("someone/weights", "c0ffee"), ("distilgpt2", "main"), ("someone/weights", None)]
     with pytest.raises(InputError, match="weights@old, and not available on the hub: no revision old"):
         find("someone/weights@old")
+
+
+def test_auto_takes_the_device_that_fit_takes(monkeypatch):
+    for cuda, mps, expected in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda cuda=cuda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda mps=mps: mps)
+        assert choose_device().type == expected
+    assert choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("command", ["evaluate --data text.txt", "attention --text a", "generate", "serve"])
+def test_each_command_has_an_option_for_the_device(command, model, workplace, monkeypatch, refusal):
+    model.save_pretrained("model")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no device cuda here" in refusal(f"{command} --checkpoint model --device cuda")
