@@ -31,7 +31,7 @@ USUAL_WEIGHTS = 4e5
 """Weights in the blocks' matrices at `USUAL_COMPUTE`, for a text that is read several times."""
 WEIGHTS_POWER = 0.6
 """The number of weights grows with compute to this power."""
-WEIGHTS_BY_EPOCHS = ((0, 0.5), (2, 1.0), (18, 1.5))
+WEIGHTS_BY_EPOCHS = ((0, 0.6), (2, 1.0), (18, 1.5))
 """(epochs, factor of the weights). On a text that is read once, a smaller model reads more of it. On one that
 is read often, dropout takes a part of the model's capacity. A text of records has the factor 1.
 """

@@ -38,9 +38,9 @@ ENDLESS = sized(10**9, 1e-4)
 NO_DROPOUT = {"bpe_dropout": 0.0, "dropout": 0.0}
 CHOICES = {
     # More compute buys wider and deeper models, longer windows and larger batches.
-    "3 s": (ENDLESS, 3, shape(32, 1) | windows(128, 12)),
-    "an hour": (ENDLESS, 3600, shape(192, 3) | windows(128, 48)),
-    "10 hours": (ENDLESS, 36_000, shape(320, 5) | windows(256, 96)),
+    "3 s": (ENDLESS, 3, shape(64, 1) | windows(128, 12)),
+    "an hour": (ENDLESS, 3600, shape(256, 4) | windows(128, 48)),
+    "10 hours": (ENDLESS, 36_000, shape(384, 6) | windows(256, 96)),
     # A vocabulary has 225 bytes of text for each id, of which a tenth is held out.
     "1 KB": (sized(1_000), USUAL, {"vocab_size": 512, "context_length": 64}),
     "255 KB": (sized(255_000), USUAL, {"vocab_size": 512}),
