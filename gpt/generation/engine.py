@@ -123,12 +123,18 @@ class Engine:
         if not self._rows:
             self._backend = backend_of(self.model, self.backend)
             self._cache = Cache(self.model.config, self._backend.like)
-        for sample in self._waiting[: self.max_samples - len(self._rows)]:
-            twin = next((other for other in self._rows if other.request is sample.request), None)
+        twins: dict[Request, Sample] = {}  # the first sample of each request that has a row
+        for running in self._rows:
+            twins.setdefault(running.request, running)
+        for sample in list(self._waiting):
+            if len(self._rows) == self.max_samples:
+                break
+            twin = twins.get(sample.request)
             if twin and (twin.unread > 1 or not twin.is_settled):
                 continue  # it waits until the prompt is read
             self._waiting.remove(sample)
             self._rows.append(sample)
+            twins.setdefault(sample.request, sample)
             self._cache.reserve(len(self._rows), 0)
             if twin and twin.start == 0:  # its window has not moved
                 sample.copy(twin)

@@ -97,6 +97,14 @@ def test_running_samples_get_tokens_while_a_long_prompt_is_read(model):
         assert [token.sample for token in engine.step()] == [first]
 
 
+def test_a_request_behind_samples_that_wait_for_their_prompt_gets_a_free_row(model):
+    engine = Engine(model, max_samples=2, chunk=8)
+    engine.add(greedy([2] * 48, 2, samples=3))
+    (other,) = engine.add(greedy([1], 3))
+    for _ in range(3):
+        assert [token.sample for token in engine.step()] == [other]
+
+
 def test_padding_of_the_vocabulary_is_never_drawn(model):
     """The model has 300 ids, the tokenizer 257."""
     engine = Engine(model, Tokenizer("gpt2", vocab_size=257))
