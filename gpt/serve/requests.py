@@ -253,9 +253,15 @@ class AttentionRequest(_Prompted):
     tokens: Ids = []  # they follow the prompt
 
     def ids(self, tokenizer: Tokenizer, template: Template | None) -> list[int]:
-        """Return the ids of the prompt and the tokens. Raises InputError for an id outside the vocabulary."""
+        """Return the ids of the prompt and the tokens.
+
+        Raises InputError for an id outside the vocabulary, and for several prompts.
+        """
         tokenizer.decode_bytes(self.tokens)  # raises for an unknown id
-        return self.prompts(tokenizer, template)[0].tokens + self.tokens
+        prompt, *others = self.prompts(tokenizer, template)
+        if others:
+            raise InputError(f"prompt: expected one, got {len(others) + 1}")
+        return prompt.tokens + self.tokens
 
 
 class CopiedRequest(_Form):
