@@ -339,7 +339,8 @@ class _Answer:
         logprobs = None if self.form.logprobs is None else log_probabilities(self.tokenizer, tokens, before)
         if logprobs and index not in self.begun:
             # OpenAI has no such field. The page needs it, as the prompt's last word may get other tokens.
-            logprobs["prompt_token_ids"] = tokens[0].sample.prompt
+            sample = tokens[0].sample
+            logprobs["prompt_token_ids"] = sample.tokens[: sample.prompt_length]
             self.begun.add(index)
         choice = {"index": index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}
         if not self.chat:
@@ -348,7 +349,7 @@ class _Answer:
         return {**choice, "delta" if self.form.stream else "message": {**role, "content": text}}
 
     def _usage(self) -> dict[str, int]:
-        read = sum(request.prompt_tokens for request in self.handle.requests)
+        read = sum(len(request.tokens) for request in self.handle.requests)
         written = self.new_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

@@ -61,9 +61,10 @@ def cost(requests: Sequence[generation.Request]) -> int:
     """
     total = 0
     for request in requests:
-        tokens = request.max_new_tokens + (request.prompt_tokens if request.echo else 0)
+        prompt = len(request.tokens)
+        tokens = request.max_new_tokens + (prompt if request.echo else 0)
         entries = 1 if request.alternatives is None else 2 + request.alternatives
-        total += request.prompt_tokens + request.samples * (64 + tokens * entries)
+        total += prompt + request.samples * (64 + tokens * entries)
     return total
 
 

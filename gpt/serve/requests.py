@@ -226,7 +226,7 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
         return [
             Request(
                 tokens=prompt.tokens,
-                ending=prompt.ending,
+                healed=prompt.healed,
                 max_new_tokens=max_tokens,
                 sampling=sampling,
                 seed=self.seed,
@@ -283,13 +283,15 @@ def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int
 
     def top(token: Token) -> dict[str, float] | None:
         """Return the most likely tokens and the chosen one; None for the first token of an echoed prompt."""
-        if token.log_probability is None:
+        if token.logprobs is None:
             return None
-        return {name(id_): value for id_, value in (*token.alternatives, (token.id, token.log_probability))}
+        return {
+            name(id_): value for id_, value in (*token.logprobs.likeliest, (token.id, token.logprobs.chosen))
+        }
 
     return {
         "tokens": [name(token.id) for token in tokens],
-        "token_logprobs": [token.log_probability for token in tokens],
+        "token_logprobs": [token.logprobs and token.logprobs.chosen for token in tokens],
         "top_logprobs": [top(token) for token in tokens],
         "text_offset": list(accumulate((len(token.text) for token in tokens), initial=offset))[:-1],
         "token_ids": [token.id for token in tokens],  # OpenAI has no such field; the page needs it

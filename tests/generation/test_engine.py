@@ -46,7 +46,7 @@ def test_log_probabilities_of_a_ragged_batch_are_the_models(model):
         window = torch.tensor([before[window_start(len(before), 64) :]])
         with torch.no_grad():
             expected = model(window)[0, -1].log_softmax(-1)
-        assert token.log_probability == pytest.approx(expected[newest].item(), abs=1e-4)
+        assert token.logprobs.chosen == pytest.approx(expected[newest].item(), abs=1e-4)
 
 
 def test_samples_of_a_prompt_share_its_reading(model):
