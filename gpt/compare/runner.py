@@ -163,7 +163,8 @@ def train_all(trainings: Sequence[Training], folder: Path, runner: Runner) -> di
     missing = [training for training in trainings if training not in done]
     total = sum(training.steps for training in trainings)
     before = total - sum(training.steps for training in missing)
-    warning = busy_warning(current_load(), cores())
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has no such number
+    warning = busy_warning(load, cores())
     if missing and warning:
         report(warning, prefix="gpt compare: ")
     with progress("comparing", total, done=before, unit="steps") as advance:
@@ -203,13 +204,11 @@ def _watcher(training: Training, folder: Path, advance: Callable[..., None]) -> 
     return watch
 
 
-def current_load() -> float:
-    """Return how many processes used or awaited a core in the last minute; 0 if the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has no such number
-
-
 def busy_warning(load: float, count: int) -> str | None:
-    """Return a line if other programs use half of the `count` cores or more, so that times mislead."""
+    """Return a line if other programs use half of the `count` cores or more, so that times mislead.
+
+    `load` is how many processes used or awaited a core in the last minute.
+    """
     if load < count / 2:
         return None
     return (

@@ -140,7 +140,7 @@ def _check_suits(model: GPT, rounding: Rounding) -> None:
 
 @torch.inference_mode()
 def _compare_unless_noted(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Result:
-    """Find out the same as `_compare`, which is not called if an earlier process has noted its result."""
+    """Return the result that an earlier process has noted, else that of `_compare`."""
     if program is None:
         return _compare(model, program, rounding)
     path = build.program_path()

@@ -90,9 +90,11 @@ class _Prompted(_Form):
     def prompts(self, tokenizer: Tokenizer, template: Template | None, *, heal: bool = False) -> list[Prompt]:
         """Return the tokens of each prompt, at least one each.
 
-        `prompt` has one or several prompts, as text or ids. With `heal`, the last word of a text may get
-        other tokens. Raises InputError for a chat without a template or beside a prompt, a chat whose last
-        message is the assistant's, an empty list, and an unknown id.
+        With `heal`, the last word of a text may get other tokens.
+
+        Raises:
+            InputError: there is a chat, but no template for it, or a prompt too; the last message is the
+                assistant's; the list of prompts is empty; an id is unknown.
         """
         if self.messages is not None:
             if self.prompt:
