@@ -62,7 +62,8 @@ def build() -> ctypes.CDLL:
 def build_first() -> None:
     """Build the program, unless it exists, before a process decodes for a long time. Lines say so."""
     if _is_to_be_compiled():
-        notice("compiling the program that decodes, which takes some seconds and is done once")
+        if _compiler_file():
+            notice("compiling the program that decodes, which takes some seconds and is done once")
         _build_or_tell()
 
 

@@ -159,6 +159,13 @@ def test_without_a_compiler_one_line_says_so(cache, command, monkeypatch, capsys
     assert not list(cache.rglob("*.so"))
 
 
+def test_what_is_built_first_is_said_once(cache, compiler, capsys):
+    build.build_first()
+    build.build_first()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert build.program() and line.startswith("gpt: compiling the program")
+
+
 @pytest.mark.parametrize(
     ("wanted", "after", "is_built"),
     [(False, 0.0, False), (True, 100.0, False), (True, 0.0, True)],
