@@ -65,7 +65,7 @@ test-newest: RESOLUTION := highest
 test-next: RESOLUTION := highest --override $(VENV)-test-next/any.txt
 test-lowest test-newest test-next:
 	uv venv --clear --python $(PYTHON) $(VENV)-$@
-	printf 'torch\nlightning\n' > $(VENV)-$@/any.txt
+	printf 'torch\nlightning\nuvicorn\n' > $(VENV)-$@/any.txt
 	uv pip install --python $(VENV)-$@/bin/python --resolution $(RESOLUTION) --editable '.[dev]'
 	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -W default $(PART)
 

@@ -69,7 +69,7 @@ commands:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command, by default the command line's; for bad input print one line and return status 2."""
+    """Run one command, by default the command line's; for bad input print one line and return its status."""
     began = time.perf_counter()
     alone = arguments is None  # the process does nothing else
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
             "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line),
             file=sys.stderr,
         )
-        return 2
+        return error.status if isinstance(error, InputError) else InputError.status
     return 0
 
 

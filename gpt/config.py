@@ -1,4 +1,4 @@
-"""The shape of a GPT: one frozen, validated dataclass, and the named sizes."""
+"""The shape of a GPT: one frozen, validated dataclass, and the named sizes. And how it usually writes."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
@@ -13,6 +13,11 @@ _SIZES: dict[str, dict[str, int]] = {
     "gpt2-large": {"emb_dim": 1280, "num_heads": 20, "num_layers": 36},
     "gpt2-xl": {"emb_dim": 1600, "num_heads": 25, "num_layers": 48},
 }
+
+# How tokens are drawn by default: by `gpt generate`, by the page (gpt/share/page.html), in the samples of a
+# run, and by Ollama.
+USUAL_TEMPERATURE = 0.8
+USUAL_TOP_K = 50
 
 _KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _LARGEST = 1 << 28  # keeps every tensor's size below 64 bits

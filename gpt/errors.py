@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterable
 
 
 class InputError(ValueError):
-    """An error of the given input. The command line prints its one line and exits with status 2."""
+    """An error of the given input. The command line prints its one line and exits with its status."""
+
+    status = 2
+
+
+class DivergedError(InputError):
+    """The end of a run whose loss or gradients are not finite. Its status tells `gpt compare` so."""
+
+    status = 3
 
 
 def check_least(least: float, **values: float | None) -> None:

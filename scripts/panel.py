@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be in
 
 from gpt.compare.command import ending_at_signals, folder_of, opened
 from gpt.compare.interval import Interval, mean_interval
-from gpt.compare.result import Design, Outcomes, change, percent
+from gpt.compare.result import Design, Outcomes, difference, percent
 from gpt.compare.runner import Processes, Runner, candidates_of, train_all
 from gpt.compare.trainings import Candidate, Text
 from gpt.compare.variants import OUR_SOURCE, Part, Variant, named_options, split
@@ -155,7 +155,7 @@ def effects(design: Design, outcomes: Outcomes, levers: Sequence[Lever]) -> list
 
 def values_of(design: Design, outcomes: Outcomes, candidate: Candidate) -> Values:
     """What a candidate changes on each text, in the mean over seeds; an InputError where it diverged."""
-    found = change(design, outcomes, candidate)
+    found = difference(design, outcomes, candidate)
     if found is None:
         raise InputError(f"{candidate.variant.name} diverged: leave one of its levers out")
     return {kind: tuple(map(fmean, getattr(found, kind))) for kind in KINDS}

@@ -149,10 +149,10 @@ def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
         if exchange(port, request(b"", "GET /health"))[9:12] != b"200":
             problems.append("at the end /health does not answer 200")
         deadline = time.monotonic() + LIMITS.seconds
-        while app.state.service.cost and time.monotonic() < deadline:
+        while app.state.service.open_cost and time.monotonic() < deadline:
             time.sleep(0.1)
-        if app.state.service.cost:
-            problems.append(f"requests that cost {app.state.service.cost} are still open")
+        if app.state.service.open_cost:
+            problems.append(f"requests that cost {app.state.service.open_cost} are still open")
     for prompt, new, text in replies:
         options = {"max_new_tokens": new, "temperature": 0, "backend": backend_name(precision)}
         ids = generate(model, [prompt], **options)[0]

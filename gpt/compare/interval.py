@@ -55,15 +55,15 @@ def paired_interval(differences: Table) -> Interval:
     return Interval(fmean(means), student_t(degrees) * error)
 
 
-def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """Return the t for which Student's distribution has probability `confidence` between -t and t."""
+def student_t(degrees: int) -> float:
+    """Return the t for which Student's distribution has probability `CONFIDENCE` between -t and t."""
     low = 0.0
     high = 1.0
-    while probability_within(high, degrees) < confidence:
+    while probability_within(high, degrees) < CONFIDENCE:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        if probability_within(middle, degrees) < confidence:
+        if probability_within(middle, degrees) < CONFIDENCE:
             low = middle
         else:
             high = middle
@@ -75,8 +75,6 @@ def probability_within(t: float, degrees: int) -> float:
 
     Finite sums of Abramowitz and Stegun 1964, 26.7.3 and 26.7.4, in theta = atan(t / sqrt(degrees)).
     """
-    if degrees < 1:
-        raise ValueError("expected at least one degree of freedom")
     theta = math.atan(t / math.sqrt(degrees))
     square = math.cos(theta) ** 2
     is_odd = degrees % 2

@@ -36,8 +36,15 @@ DIVERGED = Outcome(bits=math.inf, milliseconds=math.inf, curve={})
 """The outcome of a run that ended because its loss was not finite."""
 
 
+def diverged_file(training: Training, folder: Path) -> Path:
+    """Return the path of the file that a run leaves if it diverges, as it then has no summary."""
+    return folder / "runs" / f"{training.name}.diverged"
+
+
 def read_outcome(training: Training, folder: Path) -> Outcome | None:
     """Read a run's result; None if it has not ended. InputError if no text was held out."""
+    if diverged_file(training, folder).exists():
+        return DIVERGED
     run = folder / "runs" / training.name
     try:
         summary = parse_json((run / "summary.json").read_text(encoding="utf-8"))

@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from gpt.compare.interval import Interval, paired_interval
-from gpt.compare.result import Design, Outcomes
-from gpt.compare.trainings import Candidate, Training
+from gpt.compare.result import Design, Outcomes, log_ratios
+from gpt.compare.trainings import Candidate
 from gpt.pictures.runs import COLOURS, short
 
 if TYPE_CHECKING:
@@ -54,39 +54,35 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
 
 def common_steps(design: Design, outcomes: Outcomes, candidate: Candidate) -> list[int]:
     """Return the steps after which every run of the candidate and the base has a finite validation."""
-    steps: list[set[int]] = []
-    for compared in (candidate, design.base):
-        for row in design.table(lambda training: outcomes[training].curve, compared):
-            steps += [set(curve) for curve in row]
-    return sorted(set.intersection(*steps))
+    rows = design.table(outcomes, candidate) + design.table(outcomes, design.base)
+    return sorted(set.intersection(*(set(outcome.curve) for row in rows for outcome in row)))
 
 
 def differences(design: Design, outcomes: Outcomes, candidate: Candidate, steps: list[int]) -> list[Interval]:
     """Return the interval of the difference from the base, in logarithms, after each of the steps."""
-    intervals = []
-    for step in steps:
-        rows = []
-        for text in design.texts:
-            row = []
-            for seed in design.seeds:
-                own = outcomes[Training(candidate, text, seed, design.steps)].curve[step]
-                base = outcomes[Training(design.base, text, seed, design.steps)].curve[step]
-                row.append(math.log(own / base))
-            rows.append(row)
-        intervals.append(paired_interval(rows))
-    return intervals
+    own = design.table(outcomes, candidate)
+    base = design.table(outcomes, design.base)
+
+    def interval(step: int) -> Interval:
+        return paired_interval(log_ratios(own, base, lambda outcome: outcome.curve[step]))
+
+    return [interval(step) for step in steps]
 
 
 def _spread(
     design: Design, outcomes: Outcomes, candidate: Candidate, steps: list[int]
 ) -> tuple[list[float], list[float], list[float]]:
     """Return, after each step, the mean over texts and seeds, the best seed's and the worst seed's."""
-    curves = []
-    for seed in design.seeds:
-        of_texts = [outcomes[Training(candidate, text, seed, design.steps)].curve for text in design.texts]
-        curves.append([fmean(curve[step] for curve in of_texts) for step in steps])
-    columns = list(zip(*curves, strict=True))
-    return [fmean(column) for column in columns], list(map(min, columns)), list(map(max, columns))
+    means: list[float] = []
+    low: list[float] = []
+    high: list[float] = []
+    seeds = list(zip(*design.table(outcomes, candidate), strict=True))  # the outcomes on all texts
+    for step in steps:
+        of_seeds = [fmean(outcome.curve[step] for outcome in of_texts) for of_texts in seeds]
+        means.append(fmean(of_seeds))
+        low.append(min(of_seeds))
+        high.append(max(of_seeds))
+    return means, low, high
 
 
 def _percent(logarithm: float) -> float:

@@ -1,10 +1,9 @@
 """Compute a comparison's result: differences from the base with their intervals, as numbers and text."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypeVar
 
 from gpt.compare.interval import Interval, Table, paired_interval
 from gpt.compare.outcomes import Outcome
@@ -12,7 +11,6 @@ from gpt.compare.trainings import Candidate, Text, Training
 from gpt.plain import JsonObject
 from gpt.progress import aligned
 
-T = TypeVar("T")
 _UNSTEADY = 0.1  # largest half-width of the interval of log(time per step) for a steady speed
 Outcomes = Mapping[Training, Outcome]
 
@@ -45,15 +43,16 @@ class Design:
         """Return the base with half the steps, which shows how much steps gain on this text."""
         return Training(self.base, text, self.seeds[0], self.steps // 2)
 
-    def table(self, value: Callable[[Training], T], candidate: Candidate) -> list[list[T]]:
-        """Return a value of each of the candidate's trainings: a row for each text, a value for each seed."""
+    def table(self, outcomes: Outcomes, candidate: Candidate) -> list[list[Outcome]]:
+        """Return the outcomes of the candidate's trainings: a row for each text, with one for each seed."""
         return [
-            [value(Training(candidate, text, seed, self.steps)) for seed in self.seeds] for text in self.texts
+            [outcomes[Training(candidate, text, seed, self.steps)] for seed in self.seeds]
+            for text in self.texts
         ]
 
 
 @dataclass(frozen=True)
-class Change:
+class Difference:
     """The differences of a candidate's runs from the base's runs of the same text and seed.
 
     They are differences of logarithms, so -0.02 is 2 % less. Tables have a row per text, a number per seed.
@@ -67,15 +66,6 @@ class Change:
     """Bits per byte after the same time."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The means of a `Change` over texts and seeds, with their intervals."""
-
-    bits: Interval
-    time: Interval
-    equal_time: Interval
-
-
 def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
     """Return the change of log bits per byte by twice the steps on this text; below 0 if they help."""
     short = design.shorter(text)
@@ -84,39 +74,30 @@ def doubling(design: Design, outcomes: Outcomes, text: Text) -> float:
     return gained / math.log2(whole.steps / short.steps)
 
 
-def change(design: Design, outcomes: Outcomes, candidate: Candidate) -> Change | None:
+def difference(design: Design, outcomes: Outcomes, candidate: Candidate) -> Difference | None:
     """Return the candidate's differences from the base; None if a run diverged."""
-    bits: list[list[float]] = []
-    time: list[list[float]] = []
-    equal_time: list[list[float]] = []
-    for text in design.texts:
-        of_bits = []
-        of_time = []
-        for seed in design.seeds:
-            own = outcomes[Training(candidate, text, seed, design.steps)]
-            base = outcomes[Training(design.base, text, seed, design.steps)]
-            if not own.is_finite:
-                return None
-            of_bits.append(math.log(own.bits / base.bits))
-            of_time.append(math.log(own.milliseconds / base.milliseconds))
+    own = design.table(outcomes, candidate)
+    base = design.table(outcomes, design.base)
+    if not all(outcome.is_finite for row in own for outcome in row):
+        return None
+    bits = log_ratios(own, base, lambda outcome: outcome.bits)
+    time = log_ratios(own, base, lambda outcome: outcome.milliseconds)
+    equal_time = []
+    for text, of_bits, of_time in zip(design.texts, bits, time, strict=True):
         # If a step takes twice the time, half the steps fit, and the gain of a doubling is lost.
         worth = doubling(design, outcomes, text) / math.log(2)
-        bits.append(of_bits)
-        time.append(of_time)
         equal_time.append([b - worth * t for b, t in zip(of_bits, of_time, strict=True)])
-    return Change(bits, time, equal_time)
+    return Difference(bits, time, equal_time)
 
 
-def difference(design: Design, outcomes: Outcomes, candidate: Candidate) -> Difference | None:
-    """Return the candidate's mean differences from the base; None if a run diverged."""
-    changes = change(design, outcomes, candidate)
-    if changes is None:
-        return None
-    return Difference(
-        bits=paired_interval(changes.bits),
-        time=paired_interval(changes.time),
-        equal_time=paired_interval(changes.equal_time),
-    )
+def log_ratios(
+    own: Sequence[Sequence[Outcome]], base: Sequence[Sequence[Outcome]], value: Callable[[Outcome], float]
+) -> list[list[float]]:
+    """Return log(own / base) of a value of each outcome in two tables of the same texts and seeds."""
+    return [
+        [math.log(value(outcome) / value(beside)) for outcome, beside in zip(row, base_row, strict=True)]
+        for row, base_row in zip(own, base, strict=True)
+    ]
 
 
 def lines(design: Design, outcomes: Outcomes) -> list[str]:
@@ -150,28 +131,28 @@ def _rows(
     header = ("variant", "bits per byte", "in the same steps", "ms a step", "in the same time")
     rows: list[tuple[str, ...]] = [header]
     for candidate in design.candidates:
-        bits = fmean(fmean(row) for row in design.table(lambda training: outcomes[training].bits, candidate))
-        time = fmean(
-            fmean(row) for row in design.table(lambda training: outcomes[training].milliseconds, candidate)
-        )
+        made = [outcome for row in design.table(outcomes, candidate) for outcome in row]
+        bits = fmean(outcome.bits for outcome in made)
+        time = fmean(outcome.milliseconds for outcome in made)
         measured = differences.get(candidate)
-        same = percent(measured.bits) if measured else ""
-        equal = percent(measured.equal_time) if measured else ""
+        same = percent(paired_interval(measured.bits)) if measured else ""
+        equal = percent(paired_interval(measured.equal_time)) if measured else ""
         rows.append((candidate.variant.name, f"{bits:.4f}", same, f"{time:.1f}", equal))
     return rows
 
 
 def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
     """Return one row per text: the base's result, and each variant's mean difference."""
-    changes = [change(design, outcomes, candidate) for candidate in design.candidates[1:]]
+    differences = [difference(design, outcomes, candidate) for candidate in design.candidates[1:]]
     names = [candidate.variant.name for candidate in design.candidates]
     rows: list[tuple[str, ...]] = [("text, in the same steps", *names)]
-    of_base = design.table(lambda training: outcomes[training].bits, design.base)
+    of_base = design.table(outcomes, design.base)
     for number, text in enumerate(design.texts):
+        base = fmean(outcome.bits for outcome in of_base[number])
         means = [
-            percent(fmean(of_variant.bits[number])) if of_variant else "diverged" for of_variant in changes
+            percent(fmean(measured.bits[number])) if measured else "diverged" for measured in differences
         ]
-        rows.append((text.name, f"{fmean(of_base[number]):.4f}", *means))
+        rows.append((text.name, f"{base:.4f}", *means))
     return rows
 
 
@@ -179,13 +160,14 @@ def verdict(name: str, base: str, difference: Difference | None, seeds: int) -> 
     """Return lines that state what the numbers show about a variant."""
     if difference is None:
         return [f"{name} diverged: its loss is no number"]
-    in_time = _better(difference.equal_time, seeds)
-    if difference.time.half > _UNSTEADY:
-        differs = f"the time of a step differs by {percent(difference.time)}"
+    in_time = _better(paired_interval(difference.equal_time), seeds)
+    time = paired_interval(difference.time)
+    if time.half > _UNSTEADY:
+        differs = f"the time of a step differs by {percent(time)}"
         in_time = f"nothing can be said, {differs}: is the machine busy?"
     return [
         f"{name} beside {base}",
-        f"  in the same steps: {_better(difference.bits, seeds)}",
+        f"  in the same steps: {_better(paired_interval(difference.bits), seeds)}",
         f"  in the same time: {in_time}",
     ]
 
@@ -227,7 +209,7 @@ def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
 
 
 def _finite(value: float) -> float | None:
-    """Return the number; None for one that JSON has not."""
+    """Return the number; None if JSON cannot hold it."""
     return value if math.isfinite(value) else None
 
 
@@ -252,6 +234,7 @@ def _better(interval: Interval, seeds: int) -> str:
     return f"{'better' if interval.mean < 0 else 'worse'} by {amount}"
 
 
-def _fractions(interval: Interval) -> dict[str, float]:
+def _fractions(differences: Table) -> dict[str, float]:
+    interval = paired_interval(differences)
     ends = {"mean": interval.mean, "low": interval.low, "high": interval.high}
     return {name: math.expm1(min(value, 700.0)) for name, value in ends.items()}

@@ -10,25 +10,21 @@ from typing import Protocol
 
 import yaml
 
-from gpt.compare.outcomes import DIVERGED, Outcome, read_outcome
-from gpt.compare.trainings import Candidate, Training
+from gpt.compare.outcomes import DIVERGED, Outcome, diverged_file, read_outcome
+from gpt.compare.trainings import Candidate, Text, Training, digest
 from gpt.compare.variants import HELD_OUT, OUR_SOURCE, Variant, slug
 from gpt.cores import cores
-from gpt.errors import InputError
+from gpt.data.find import named_corpus
+from gpt.errors import DivergedError, InputError
 from gpt.files import atomic_write
 from gpt.plain import JsonObject, parse_yaml
 from gpt.progress import progress, report
 from gpt.run.start import start
-from gpt.training.guard import NOT_UPDATED
 
 # Put the source first on the path, so that nothing in the current folder is imported.
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpt.cli import main; sys.exit(main())"
 _PATHS = (("data", "vocabulary"), ("model", "init_from"))  # options that may name a file
 _SECONDS_BETWEEN_LOOKS = 1.0
-
-
-class Diverged(Exception):
-    """The end of a training whose loss or gradients are not finite."""
 
 
 class Runner(Protocol):
@@ -39,7 +35,7 @@ class Runner(Protocol):
         ...
 
     def train(self, training: Training, folder: Path, watch: Callable[[], None]) -> None:
-        """Make or finish a run in `folder`/runs; call `watch` about every second. May raise Diverged."""
+        """Make or finish a run in `folder`/runs; call `watch` about every second. May raise DivergedError."""
         ...
 
 
@@ -70,7 +66,7 @@ class Processes:
         return dict(parse_yaml(done.stdout))
 
     def train(self, training: Training, folder: Path, watch: Callable[[], None]) -> None:
-        """Run `python -m gpt fit ...` with its output in the run's .log; Diverged or InputError if it fails.
+        """Run `python -m gpt fit ...` with its output in the run's .log; an error if it fails.
 
         The current folder is the comparison's, which has no package, so the source is imported.
         """
@@ -78,11 +74,12 @@ class Processes:
         before = os.environ.get("PYTHONPATH")
         path = os.pathsep.join([source, before]) if before else source
         config = write_config(training.candidate, folder)
+        corpus = corpus_for_runs(training.text, folder)
         log = folder / "runs" / f"{training.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpt", *training.words(config)],
+                [sys.executable, "-m", "gpt", *training.words(config, corpus)],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
@@ -98,8 +95,8 @@ class Processes:
                 raise
         if status:
             line = _last_line(log.read_text(encoding="utf-8", errors="replace"))
-            if NOT_UPDATED in line:
-                raise Diverged(line)
+            if status == DivergedError.status:
+                raise DivergedError(line)
             raise InputError(f"{training.name} failed: {line} (all that it printed: {log})")
 
 
@@ -116,6 +113,22 @@ def write_config(candidate: Candidate, folder: Path) -> Path:
     with atomic_write(path) as file:
         yaml.safe_dump(options, file, sort_keys=False, allow_unicode=True)
     return path
+
+
+def corpus_for_runs(text: Text, folder: Path) -> str:
+    """Return the name of the corpus for runs, whose current folder is the comparison's.
+
+    A corpus file that names files of the present folder is written there with their whole paths.
+    """
+    file = text.corpus_file
+    if file is None or text.files == named_corpus(str(file)).files:
+        return text.corpus
+    recipe = parse_yaml(file.read_text(encoding="utf-8"))["corpus"]
+    corpus = {"corpus": {**recipe, "files": list(text.files)}}
+    path = folder.resolve() / "texts" / f"{slug(text.name)}-{digest(corpus)}.yaml"
+    with atomic_write(path) as output:
+        yaml.safe_dump(corpus, output, sort_keys=False, allow_unicode=True)
+    return str(path)
 
 
 def candidates_of(variants: Iterable[Variant], runner: Runner) -> list[Candidate]:
@@ -150,7 +163,8 @@ def train_all(trainings: Sequence[Training], folder: Path, runner: Runner) -> di
     missing = [training for training in trainings if training not in done]
     total = sum(training.steps for training in trainings)
     before = total - sum(training.steps for training in missing)
-    warning = busy_warning(current_load(), cores())
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has no such number
+    warning = busy_warning(load, cores())
     if missing and warning:
         report(warning, prefix="gpt compare: ")
     with progress("comparing", total, done=before, unit="steps") as advance:
@@ -166,7 +180,9 @@ def _trained(training: Training, folder: Path, runner: Runner, watch: Callable[[
     """Make a training, and return its outcome."""
     try:
         runner.train(training, folder, watch)
-    except Diverged:
+    except DivergedError as error:
+        with atomic_write(diverged_file(training, folder)) as file:
+            file.write(f"{error}\n")
         return DIVERGED
     outcome = read_outcome(training, folder)
     if outcome is None:
@@ -188,13 +204,11 @@ def _watcher(training: Training, folder: Path, advance: Callable[..., None]) -> 
     return watch
 
 
-def current_load() -> float:
-    """Return how many processes used or awaited a core in the last minute; 0 if the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # Windows has no such number
-
-
 def busy_warning(load: float, count: int) -> str | None:
-    """Return a line if other programs use half of the `count` cores or more, so that times mislead."""
+    """Return a line if other programs use half of the `count` cores or more, so that times mislead.
+
+    `load` is how many processes used or awaited a core in the last minute.
+    """
     if load < count / 2:
         return None
     return (

@@ -14,7 +14,7 @@ from glob import escape, glob
 from pathlib import Path
 
 from gpt.compare.variants import Variant, slug
-from gpt.data.find import named_corpus
+from gpt.data.find import named_corpus, shipped_corpora
 from gpt.data.folders import is_pattern
 from gpt.plain import JsonObject
 
@@ -52,17 +52,26 @@ class Text:
         return cls(Path(name).stem if is_path else name, os.path.abspath(name) if is_path else name, options)
 
     @cached_property
-    def version(self) -> list[tuple[int, int]]:
-        """Sizes and modification times of the files, if the corpus is a path on this machine.
+    def corpus_file(self) -> Path | None:
+        """The corpus file that is meant: one on this machine, or one of the package by its name."""
+        if os.path.isabs(self.corpus):
+            path = Path(self.corpus)
+            return path if path.suffix == ".yaml" and path.is_file() else None
+        return shipped_corpora().get(self.corpus)
 
-        A corpus file names further files. Those that are on this machine count, too.
-        """
-        if not os.path.isabs(self.corpus):
-            return []
-        if not self.corpus.endswith(".yaml"):
-            return stamps(self.corpus)
-        named = named_corpus(self.corpus).files
-        return [stamp for name in (self.corpus, *named) for stamp in stamps(name)]
+    @cached_property
+    def files(self) -> tuple[str, ...]:
+        """The files that the corpus file names, as they are named or with whole paths if they are here."""
+        names = named_corpus(str(self.corpus_file)).files
+        return tuple(os.path.abspath(name) if os.path.exists(name) else name for name in names)
+
+    @cached_property
+    def version(self) -> list[object]:
+        """Sizes and modification times of the files on this machine, and the content of a corpus file."""
+        if self.corpus_file:
+            stamps_of_files = [stamp for file in self.files if os.path.isabs(file) for stamp in stamps(file)]
+            return [self.corpus_file.read_text(encoding="utf-8"), *stamps_of_files]
+        return [*stamps(self.corpus)] if os.path.isabs(self.corpus) else []
 
 
 @dataclass(frozen=True)
@@ -83,11 +92,11 @@ class Training:
             map(slug, (self.candidate.variant.name, text.name, str(self.steps), str(self.seed), key))
         )
 
-    def words(self, config: Path) -> list[str]:
+    def words(self, config: Path, corpus: str) -> list[str]:
         """Return the command line of `gpt fit`, with the options that a config file may not set."""
         weights = self.candidate.options["model"].get("init_from")
         return [
-            *("fit", "--config", str(config), *self.text.options, "--data.corpus", self.text.corpus),
+            *("fit", "--config", str(config), *self.text.options, "--data.corpus", corpus),
             *(() if weights is None else ("--model.init_from", weights)),
             *("--seed_everything", str(self.seed), "--trainer.max_steps", str(self.steps)),
             *("--trainer.max_epochs", "-1", "--trainer.max_time", "null", "--early_stopping", "null"),

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from gpt.data.reading import Reading
@@ -17,8 +17,8 @@ OUR_SOURCE = Path(__file__).resolve().parents[2]
 _LONGEST_NAME = 60  # characters of a folder's name
 HELD_OUT = tuple(field.name for field in fields(Reading))
 """Options of `data` that decide which text is held out. Scores on different texts cannot be compared."""
-# Options that all variants share, and what the error says.
 _USUAL_CONFIG = ("--config", "quick")  # without a config `gpt fit` would plan for a time
+# Options that all variants share, and what the error says.
 _SHARED = {
     "data.corpus": "all variants read the same texts: name them with --texts",
     "trainer.max_steps": "all variants make the same steps: give --steps",
@@ -148,14 +148,13 @@ def split(words: Sequence[str]) -> list[list[str]]:
 
 def named_options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Yield each option's name and value; the value is None if none follows."""
-    following = [*words[1:], "--"]
-    for word, then in zip(words, following, strict=False):  # `following` may be longer
+    for word, following in pairwise([*words, "--"]):
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             if equals:
                 yield name, value
             else:
-                yield name, None if then.startswith("--") else then
+                yield name, None if following.startswith("--") else following
 
 
 def slug(name: str) -> str:

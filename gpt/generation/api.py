@@ -5,7 +5,6 @@ Shapes: N prompts, T tokens of a prompt, G new tokens.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -66,13 +65,13 @@ def generate(
     )
     rows = tokens.tolist() if isinstance(tokens, Tensor) else tokens
     prompts = [tuple(row) for row in rows]
-    engine = Engine(model, backend=backend)
+    engine = Engine(model, heal, backend=backend)
     samples = {}
     for prompt, count in Counter(prompts).items():  # equal prompts are read once
-        ids, ending = _as_typed(heal, prompt) if heal else Prompt(list(prompt))
+        ids, healed = _as_typed(heal, prompt) if heal else Prompt(list(prompt))
         request = Request(
             tokens=ids,
-            ending=ending,
+            healed=healed,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             seed=seed,
@@ -81,7 +80,10 @@ def generate(
         samples[prompt] = iter(engine.add(request))
     for _ in engine.run():
         pass  # the samples hold the tokens
-    texts = [next(samples[prompt]).text_tokens for prompt in prompts]
+    texts = []
+    for prompt in prompts:
+        sample = next(samples[prompt])
+        texts.append(sample.tokens[sample.added :])
     if isinstance(tokens, Tensor):
         return torch.tensor(texts, dtype=tokens.dtype, device=tokens.device)
     return texts
@@ -112,13 +114,13 @@ def stream_samples(
     """
     end = tokenizer.eot
     if isinstance(prompt, str):
-        ids, ending = typed_prompt(tokenizer, prompt) if heal else Prompt(tokenizer.encode(prompt))
+        ids, healed = typed_prompt(tokenizer, prompt) if heal else Prompt(tokenizer.encode(prompt))
     else:
-        ids, ending = Prompt(list(prompt))
+        ids, healed = Prompt(list(prompt))
     engine = Engine(model, tokenizer, backend=backend)
     request = Request(
         tokens=ids or [end],
-        ending=ending,
+        healed=healed,
         max_new_tokens=max_new_tokens,
         sampling=sampling or Sampling(),
         seed=seed,
@@ -131,7 +133,7 @@ def stream_samples(
 
 
 def _as_typed(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
-    """Return the prompt for the text that the ids mean, as if it was typed.
+    """Return the prompt for ids as if the text of its last document had been typed.
 
     It is just the ids if the tokenizer gives other ids for this text.
     """
@@ -140,8 +142,4 @@ def _as_typed(tokenizer: Tokenizer, ids: Sequence[int]) -> Prompt:
     text = tokenizer.decode(document)
     if not document or tokenizer.encode(text) != document:
         return Prompt(list(ids))
-    kept, ending = typed_prompt(tokenizer, text)
-    before = list(ids[: last_end + 1])
-    if before and ending and ending.is_all:
-        return Prompt(before, replace(ending, is_all=False))
-    return Prompt([*before, *kept], ending)
+    return Prompt(list(ids), typed_prompt(tokenizer, text).healed)

@@ -132,8 +132,8 @@ class Compiled:
             **{field: self._tensors[name].addresses() for field, (name, _) in _MODEL_LAYERS.items()},
             blocks=self._blocks(),
         )
-        self._step = program.step
-        self._step.argtypes = (
+        self._forward = program.forward
+        self._forward.argtypes = (
             ctypes.POINTER(_Model),
             ctypes.POINTER(_Call),
             ctypes.POINTER(_Token),
@@ -145,7 +145,7 @@ class Compiled:
         tokens = list(_tokens(reads, cache))
         logits = torch.empty(sum(read.scored for read in reads), self._config.vocab_size)
         call = self._call(len(tokens))
-        failed = self._step(self._model, call, (_Token * len(tokens))(*tokens), logits.data_ptr())
+        failed = self._forward(self._model, call, (_Token * len(tokens))(*tokens), logits.data_ptr())
         if failed:
             raise MemoryError(f"there is no memory to read {len(tokens)} tokens")
         return logits
@@ -237,8 +237,9 @@ def _shapes(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _packed(matrix: Int4) -> Tensor:
     """Return the matrix as `Group`s of step.cpp, (O / 8, I / GROUP, 136) uint8.
 
-    The 136 bytes are the steps of 8 outputs, and then 4 x 8 x 4 bytes of two levels each: parts of 8 inputs,
-    outputs, inputs of half a part. The lower bits hold a part's first half, the upper bits its second.
+    The 136 bytes are the scales of a group for 8 outputs, and then 4 x 8 x 4 bytes of two levels each: parts
+    of 8 inputs, outputs, inputs of half a part. The lower bits hold a part's first half, the upper bits its
+    second.
     """
     rows, groups = matrix.steps.shape
     steps = matrix.steps.view(torch.uint8).view(rows // 8, 8, groups).mT  # (O / 8, I / GROUP, 8)

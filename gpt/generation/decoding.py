@@ -49,8 +49,8 @@ class _Part(NamedTuple):
     logits: int  # how many it gives, those of its last tokens
 
 
-# How the texts are read. The program's bits do not depend on this, so one read is enough. A cache is tested
-# with a prompt, a chunk and a single token.
+# How the texts are read. The program's bits do not depend on this, so one read is enough. With a cache they
+# are read as a prompt, a chunk and a single token.
 _AT_ONCE = (_Part(unread=0, logits=_POSITIONS),)
 _IN_PARTS = (
     _Part(unread=_POSITIONS, logits=1),
@@ -67,15 +67,15 @@ _TINY_STD = 0.2  # of the tiny model's weights: large enough for a difference in
 _tell_once = functools.cache(notice)
 
 
-class _Tested(NamedTuple):
-    """The result of a model's test. It holds no model, so that the model can be freed."""
+class _Result(NamedTuple):
+    """The result of the comparison of a model. It holds no model, so that the model can be freed."""
 
     state: list[tuple[int, ...]]  # the model's `_state`, by which a later change is noticed
     compiled: Compiled | None  # the compiled program, if it gives the model's logits
     cache_is_correct: bool = False  # whether the model's `forward` gives the same logits with a cache
 
 
-_tested = WeakKeyDictionary[GPT, dict[BackendName, _Tested]]()
+_results = WeakKeyDictionary[GPT, dict[BackendName, _Result]]()
 
 
 def for_decoding(model: GPT, precision: WeightPrecision | None = None) -> GPT:
@@ -108,7 +108,7 @@ def suits_program(model: GPT) -> bool:
 def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     """Return the backend of this name. It gives the logits of the model's own `forward`.
 
-    A model is tested once, and again when it has changed. For int8 and int4 the program is built if it does
+    A model is compared once, and again when it has changed. For int8 and int4 the program is built if it does
     not exist. Raises InputError if that fails, or if the program does not suit the model.
     """
     rounding = rounding_of(name)
@@ -117,18 +117,18 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     program = None
     if name != "pytorch" and suits_program(model):
         program = build.build() if rounding else build.program()
-    results = _tested.setdefault(model, {})
+    results = _results.setdefault(model, {})
     if name not in results:
-        results[name] = _test_once(model, program, rounding)
+        results[name] = _compare_unless_noted(model, program, rounding)
     elif results[name].state != _state(model, program):
         # Changed weights, as in training, get no note: they do not come again.
-        results[name] = _test(model, program, rounding)
+        results[name] = _compare(model, program, rounding)
     result = results[name]
     return result.compiled or Forward(model, cached=result.cache_is_correct)
 
 
 def _check_suits(model: GPT, rounding: Rounding) -> None:
-    """Raise InputError if the program cannot compute or test this model. Nothing else rounds."""
+    """Raise InputError if the program cannot compute this model, or be compared with it. Only it rounds."""
     if not suits_program(model):
         raise InputError(
             f"precision {rounding} is for a model on a CPU, of a width that {2 * WIDTH_UNIT} divides, "
@@ -139,15 +139,15 @@ def _check_suits(model: GPT, rounding: Rounding) -> None:
 
 
 @torch.inference_mode()
-def _test_once(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Tested:
-    """Find out the same as `_test`, which is not called if an earlier process has noted its result."""
+def _compare_unless_noted(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Result:
+    """Return the result that an earlier process has noted, else that of `_compare`."""
     if program is None:
-        return _test(model, program, rounding)
+        return _compare(model, program, rounding)
     path = build.program_path()
     note = notes.key(model, program, path, rounding=rounding)
     if note and notes.has(path, note) and _computes_tiny(model, program):
-        return _Tested(_state(model, program), Compiled(program, model, rounding=rounding))
-    result = _test(model, program, rounding)
+        return _Result(_state(model, program), Compiled(program, model, rounding=rounding))
+    result = _compare(model, program, rounding)
     if note and result.compiled:
         notes.keep(path, note)
     return result
@@ -168,32 +168,32 @@ def _computes_tiny(model: GPT, program: ctypes.CDLL) -> bool:
         generator = torch.Generator().manual_seed(0)
         for parameter in tiny.parameters():
             parameter.normal_(std=_TINY_STD, generator=generator)
-        texts = _Texts(tiny)
+        comparison = _Comparison(tiny)
         # With one thread none waits for another that gets no core.
-        texts.check(Compiled(program, tiny, threads=1), _AT_ONCE, texts.tolerance)
+        comparison.check(Compiled(program, tiny, threads=1), _AT_ONCE, comparison.tolerance)
     except Exception:
         return False
     return True
 
 
 @torch.inference_mode()
-def _test(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Tested:
+def _compare(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Result:
     """Find out whether the program is correct, and else whether a cache is. None stands for no program.
 
     Raises InputError if the program is to round the weights and is not correct.
     """
     if model.config.context_length < _LEAST_CONTEXT:  # nothing can be compared: no program and no cache
-        return _Tested(_state(model, program), None)
-    texts = _Texts(model)
-    tolerance = texts.tolerance
+        return _Result(_state(model, program), None)
+    comparison = _Comparison(model)
+    tolerance = comparison.tolerance
     if program:
         try:
             compiled = Compiled(program, model)
-            texts.check(compiled, _AT_ONCE, tolerance)
+            comparison.check(compiled, _AT_ONCE, tolerance)
             if rounding:  # beside PyTorch with rounded weights, as to round them changes logits by more
                 compiled = Compiled(program, model, rounding=rounding)
-                _Texts(rounded(model, rounding)).check(compiled, _AT_ONCE, _WITH_INTEGERS)
-            return _Tested(_state(model, program), compiled)
+                _Comparison(rounded(model, rounding)).check(compiled, _AT_ONCE, _WITH_INTEGERS)
+            return _Result(_state(model, program), compiled)
         except Exception as error:
             wrong = f"the compiled program does not compute this model: {error}"
             if rounding:
@@ -201,15 +201,18 @@ def _test(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) ->
             _tell_once(f"PyTorch decodes, as {wrong}")
     cache_is_correct = True
     try:
-        texts.check(Forward(model, cached=True), _IN_PARTS, tolerance)
+        comparison.check(Forward(model, cached=True), _IN_PARTS, tolerance)
     except Exception as error:
         _tell_once(f"each token reads its text again, as a cache does not suit this model: {error}")
         cache_is_correct = False
-    return _Tested(_state(model, program), None, cache_is_correct)
+    return _Result(_state(model, program), None, cache_is_correct)
 
 
-class _Texts:
-    """Two texts, and the logits of their last tokens by the model's own `forward` without a cache."""
+class _Comparison:
+    """Two texts, and the logits of their last tokens by the model's own `forward` without a cache.
+
+    Other backends are compared with these.
+    """
 
     def __init__(self, model: GPT) -> None:
         forward = Forward(model, cached=False)

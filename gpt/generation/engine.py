@@ -18,7 +18,7 @@ import torch
 from gpt.errors import InputError
 from gpt.generation.cache import Cache
 from gpt.generation.decoding import Backend, BackendName, backend_of
-from gpt.generation.samples import UNSCORED, Request, Sample, Token, scores
+from gpt.generation.samples import Request, Sample, Token, log_probabilities
 from gpt.generation.sampling import sample_tokens
 from gpt.model import GPT
 from gpt.text.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class Engine:
         self.backend = backend
         self.max_samples = max_samples
         self._chunk = chunk
-        self._drawn = tokenizer.n_vocab if tokenizer else None  # only ids below this may be drawn
+        self._vocab_size = tokenizer.n_vocab if tokenizer else None  # only ids below this may be drawn
         self.failed: dict[Sample, Exception] = {}  # samples that failed in the last step, with their errors
         self._waiting: list[Sample] = []
         self._rows: list[Sample] = []  # the sample in each row of the cache
@@ -71,10 +71,13 @@ class Engine:
     def add(self, request: Request) -> list[Sample]:
         """Add a request and return its samples. The next steps give them their tokens.
 
-        Raises InputError for a token id outside the vocabulary, or an empty stop string.
+        Raises InputError for a token id outside the vocabulary, for an empty stop string, and for tokens that
+        are to be healed by an engine without a tokenizer.
         """
+        if request.healed and self.tokenizer is None:
+            raise InputError("tokens can be healed only by an engine with a tokenizer")
         size = self.model.config.vocab_size
-        for id_ in (*request.tokens, *(request.ending.word if request.ending else ())):
+        for id_ in request.tokens:
             if id_ not in range(size):
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
         seed = secrets.randbits(64) if request.seed is None else request.seed
@@ -104,18 +107,10 @@ class Engine:
             return []
         self._admit()
         self._read(list(self._rows))
-        for sample in list(self._rows):
-            if sample.is_settled or sample.is_reading:
-                continue
-            if not sample.draw_word():
-                self._fail(sample, InputError(_NOT_FINITE))
-        ready = [sample for sample in self._rows if not sample.is_reading]
-        drawn = {sample: sample.first for sample in ready if sample.first is not None}  # with its last word
-        to_draw = [sample for sample in ready if sample not in drawn]
-        drawn |= zip(to_draw, self._draw(to_draw), strict=True)
+        ready = [sample for sample in self._rows if not sample.unread]
         tokens: list[Token] = []
-        for sample in ready:
-            tokens += self._add(sample, drawn[sample])
+        for sample, id_ in zip(ready, self._draw(ready), strict=True):
+            tokens += self._add(sample, id_)
         return tokens
 
     def _admit(self) -> None:
@@ -123,12 +118,18 @@ class Engine:
         if not self._rows:
             self._backend = backend_of(self.model, self.backend)
             self._cache = Cache(self.model.config, self._backend.like)
-        for sample in self._waiting[: self.max_samples - len(self._rows)]:
-            twin = next((other for other in self._rows if other.request is sample.request), None)
-            if twin and (twin.unread > 1 or not twin.is_settled):
+        twins: dict[Request, Sample] = {}  # the first sample of each request that has a row
+        for running in self._rows:
+            twins.setdefault(running.request, running)
+        for sample in list(self._waiting):
+            if len(self._rows) == self.max_samples:
+                break
+            twin = twins.get(sample.request)
+            if twin and twin.unread > 1:
                 continue  # it waits until the prompt is read
             self._waiting.remove(sample)
             self._rows.append(sample)
+            twins.setdefault(sample.request, sample)
             self._cache.reserve(len(self._rows), 0)
             if twin and twin.start == 0:  # its window has not moved
                 sample.copy(twin)
@@ -155,7 +156,7 @@ class Engine:
             for sample in samples:
                 if len(samples) == 1:
                     self._fail(sample, error)
-                elif sample.is_reading:
+                elif sample.unread:
                     self._read([sample])
 
     def _draw(self, samples: Sequence[Sample]) -> list[int]:
@@ -164,26 +165,28 @@ class Engine:
         for sampling, group in groupby(samples, lambda sample: sample.request.sampling):
             batch = list(group)
             ids = sample_tokens(
-                torch.cat([sample.logits for sample in batch])[:, : self._drawn].float(),
+                torch.cat([sample.allowed_logits(self._vocab_size) for sample in batch]).float(),
                 sampling,
-                seen=[sample.tokens for sample in batch],
+                seen=[sample.seen for sample in batch],
                 numbers=torch.tensor([next(sample.numbers) for sample in batch]),
             )
             drawn += ids.tolist()
         return drawn
 
     def _add(self, sample: Sample, id_: int) -> list[Token]:
-        """Add a token to a sample and end the sample if it is complete. An echoed prompt comes first."""
+        """Add a token to a sample, unless only its prompt is requested. End the sample if it is complete."""
         request = sample.request
-        tokens = sample.echo_prompt() if request.echo and not sample.new_tokens else []
-        if not sample.finished:
-            if id_ < 0:
-                self._fail(sample, InputError(_NOT_FINITE))
-                return tokens
-            score = UNSCORED
+        if request.max_new_tokens == 0:
+            tokens = sample.echo_prompt()
+        elif id_ < 0:
+            self._fail(sample, InputError(_NOT_FINITE))
+            return []
+        else:
+            logprobs = None
             if request.alternatives is not None:
-                (score,) = scores(sample.logits[:, : self._drawn], [id_], request.alternatives)
-            tokens.append(sample.add(id_, score))
+                logits = sample.logits[:, : self._vocab_size]
+                (logprobs,) = log_probabilities(logits, [id_], request.alternatives)
+            tokens = sample.add(id_, logprobs)
         if sample.finished:
             self._end(sample, sample.finished)
         return tokens
@@ -194,7 +197,7 @@ class Engine:
 
     def _end(self, sample: Sample, reason: str) -> None:
         """End a sample. The sample of the last row moves into its row."""
-        sample.end(reason)
+        sample.finished = reason
         if sample in self._waiting:
             self._waiting.remove(sample)
             return

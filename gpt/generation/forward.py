@@ -15,36 +15,6 @@ from gpt.generation.cache import Cache, Read, Rows
 from gpt.model import GPT
 
 
-class _WithoutCudnnAttention:
-    """A context in which PyTorch does not use cuDNN's attention, its first choice on a Hopper GPU.
-
-    cuDNN builds a plan for every new shape, which takes up to a second. Generation has many shapes. Training
-    has only one, and may use cuDNN. The switch is global to the process. So the first of several threads
-    switches cuDNN off, and the last restores it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = True
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-                torch.backends.cuda.enable_cudnn_sdp(False)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                torch.backends.cuda.enable_cudnn_sdp(self._before)
-
-
-_WITHOUT_CUDNN = _WithoutCudnnAttention()
-
-
 class Forward:
     """A backend that calls `model.forward`.
 
@@ -116,3 +86,33 @@ def _kind(read: Read) -> tuple[int, ...]:
     """
     new = len(read.tokens) - read.held
     return new, read.scored, read.held if new > 1 else 0
+
+
+class _WithoutCudnnAttention:
+    """A context in which PyTorch does not use cuDNN's attention, its first choice on a Hopper GPU.
+
+    cuDNN builds a plan for every new shape, which takes up to a second. Generation has many shapes. Training
+    has only one, and may use cuDNN. The switch is global to the process. So the first of several threads
+    switches cuDNN off, and the last restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.backends.cuda.enable_cudnn_sdp(self._before)
+
+
+_WITHOUT_CUDNN = _WithoutCudnnAttention()

@@ -6,13 +6,13 @@
 // it. The sums of a token have the same order, whatever is read beside it and however many threads there are.
 // So its logits depend on neither, nor on whether the tokens before it were read with it.
 //
-// Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer, T
-// threads. Indices: n token, o output, i input, j token of the cache, k row or lane, t thread, u unrolled, c
-// chunk.
+// Shapes: N tokens, D emb_dim, H heads, K = D / H, V vocab_size, I inputs and O outputs of a layer.
+// Indices: n token, o output, i input, j token of the cache, k row or lane, u unrolled, c chunk.
 //
 // From top to bottom: vectors; the structures that `compiled.py` fills; loads and products of each type of
-// weight; sums and e^x; tiles, which are the inner loops of products; products of int4; `Step`, what one
-// thread does; `run`, which starts the threads. Last comes `hash`, by which `notes.py` recognises weights.
+// weight; sums and e^x; tiles, which are the inner loops of products; products of int4; `Worker`, what
+// one thread does; `run`, which starts the threads. Last comes `hash`, by which `notes.py` recognises
+// weights.
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -98,7 +98,7 @@ static Floats multiply_add(Floats total, Floats a, Floats b) { return total + a 
 
 // Puts a vector into a register. Otherwise GCC reads it from memory for each of its products.
 template <class Vector>
-static Vector keep(Vector vector) {
+static Vector in_register(Vector vector) {
 #ifdef __AVX__
   asm("" : "+v"(vector));
 #endif
@@ -113,7 +113,8 @@ static Vector keep(Vector vector) {
 // AVX2, and no AVX-512        int8             float32   int16     Ints     two products a lane
 // the same, and all others    the rest         float32   float32   Floats
 //
-// int4 has the Input of int8, because its head is int8; its factors are `Inputs`, on every processor.
+// int4 has the Input of int8, because its head is int8. Its factors are `QuantizedInputs` on every
+// processor.
 template <class Type> struct Stored { typedef float Input, Factor; };
 template <class Factor> struct Summed { typedef Floats Total; };
 
@@ -165,7 +166,8 @@ static Floats load(const int8_t* from) {  // in two stages: GCC converts at once
 
 // The sums of pairs of lanes HALF apart: those of `a` in every other half of the lanes, of `b` in the rest.
 template <int HALF, size_t... I>
-static inline __attribute__((always_inline)) Floats fold(Floats a, Floats b, std::index_sequence<I...>) {
+static inline __attribute__((always_inline)) Floats add_halves(Floats a, Floats b,
+                                                               std::index_sequence<I...>) {
 #ifdef __clang__
   return __builtin_shufflevector(a, b, (I & HALF ? I - HALF + W : I)...) +
          __builtin_shufflevector(a, b, (I & HALF ? I + W : I + HALF)...);
@@ -180,7 +182,7 @@ template <int HALF = W / 2>
 static inline __attribute__((always_inline)) Floats sums(Floats* vectors) {
   UNROLL
   for (int i = 0; i < HALF; i++)
-    vectors[i] = fold<HALF>(vectors[i], vectors[i + HALF], std::make_index_sequence<W>());
+    vectors[i] = add_halves<HALF>(vectors[i], vectors[i + HALF], std::make_index_sequence<W>());
   if constexpr (HALF > 1) return sums<HALF / 2>(vectors);
   else return vectors[0];
 }
@@ -236,29 +238,29 @@ constexpr int64_t apart_of() {
 // What to fetch from memory while a tile is computed.
 struct Ahead {
   const char* from;
-  int bytes;  // in each step of the tile
+  int bytes;  // in each iteration of the tile
 };
 
 // The products of a row of x with W rows of the weight, over `count` inputs; rows are `stride` apart.
 template <class Weight, class Factor>
 static Floats thin_tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t count,
                         Ahead ahead) {
-  constexpr int STEP = 4 * W / sizeof(Factor);
-  constexpr int AT_ONCE = apart_of<Weight>() > 1 && STEP <= 16 ? 2 : 1;  // the inputs are a multiple of 32
+  constexpr int FACTORS = 4 * W / sizeof(Factor);
+  constexpr int AT_ONCE = apart_of<Weight>() > 1 && FACTORS <= 16 ? 2 : 1;  // the inputs are a multiple of 32
   const Weight* w[W];
   for (int o = 0; o < W; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   typename Summed<Factor>::Total total[W] = {};
-  for (int64_t i = 0; i < count; i += AT_ONCE * STEP, ahead.from += AT_ONCE * ahead.bytes) {
+  for (int64_t i = 0; i < count; i += AT_ONCE * FACTORS, ahead.from += AT_ONCE * ahead.bytes) {
     for (int line = 0; line < AT_ONCE * ahead.bytes; line += 64)
       __builtin_prefetch(ahead.from + line, 0, 2);  // into the L2 cache: the L1 is for the inputs
     decltype(load(x)) inputs[AT_ONCE];
     UNROLL
-    for (int u = 0; u < AT_ONCE; u++) inputs[u] = keep(load(x + i + u * STEP));
+    for (int u = 0; u < AT_ONCE; u++) inputs[u] = in_register(load(x + i + u * FACTORS));
     UNROLL
     for (int o = 0; o < W; o++)
       UNROLL
       for (int u = 0; u < AT_ONCE; u++) {
-        total[o] = multiply_add(total[o], inputs[u], load(w[o] + i + u * STEP));
+        total[o] = multiply_add(total[o], inputs[u], load(w[o] + i + u * FACTORS));
       }
   }
   return sums(total);
@@ -271,22 +273,22 @@ constexpr int OUTS = W / ROWS;
 template <class Weight, class Factor>
 static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const Factor* x, int64_t rows,
                    int64_t I, int64_t count, Ahead ahead) {
-  constexpr int STEP = 4 * W / sizeof(Factor);
+  constexpr int FACTORS = 4 * W / sizeof(Factor);
   const Weight* w[OUTS];
   const Factor* in[ROWS];
   for (int o = 0; o < OUTS; o++) w[o] = weight + std::min<int64_t>(o, outputs - 1) * stride;
   for (int n = 0; n < ROWS; n++) in[n] = x + std::min<int64_t>(n, rows - 1) * I;
   typename Summed<Factor>::Total total[W] = {};
-  const int bytes = 8 * ahead.bytes;  // of eight steps, because one needs a part of a line
+  const int bytes = 8 * ahead.bytes;  // of eight iterations, because one needs a part of a line
   for (int64_t i = 0; i < count; ahead.from += bytes) {
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead.from + line, 0, 2);
-    for (const int64_t end = std::min<int64_t>(count, i + 8 * STEP); i < end; i += STEP) {
+    for (const int64_t end = std::min<int64_t>(count, i + 8 * FACTORS); i < end; i += FACTORS) {
       decltype(load(x)) weights[OUTS];
       UNROLL
-      for (int o = 0; o < OUTS; o++) weights[o] = keep(load(w[o] + i));
+      for (int o = 0; o < OUTS; o++) weights[o] = in_register(load(w[o] + i));
       UNROLL
       for (int n = 0; n < ROWS; n++) {
-        auto inputs = keep(load(in[n] + i));
+        auto inputs = in_register(load(in[n] + i));
         UNROLL
         for (int o = 0; o < OUTS; o++) {
           total[n * OUTS + o] = multiply_add(total[n * OUTS + o], inputs, weights[o]);
@@ -298,18 +300,18 @@ static Floats tile(const Weight* weight, int64_t stride, int64_t outputs, const 
 }
 
 constexpr int EIGHT = 8;  // outputs whose int4 weights lie together
-constexpr int GROUP = 32;  // inputs that share a step
+constexpr int GROUP = 32;  // inputs that share a scale
 
 // int4 weights of EIGHT outputs and GROUP inputs; each is 0 to 15 and stands for 8 less.
 struct Group {
-  int8_t steps[EIGHT];  // of each output, in units of its scale
+  int8_t group_scales[EIGHT];  // of each output, in units of its scale
   // [j][o][u]: in the lower half output o's input 8 j + u, in the upper half its input 8 j + 4 + u
   uint8_t pairs[4][EIGHT][4];
 };
 template <> struct Stored<Group> : Stored<int8_t> {};
 
 // GROUP inputs of a product with int4, as int8.
-struct Inputs {
+struct QuantizedInputs {
   float unit;
   int16_t offsets[2];  // 8 times the sums of inputs 0, 1, 4, 5, 8, 9 ... and 2, 3, 6, 7 ...
   int8_t values[GROUP];
@@ -343,11 +345,11 @@ static EightInts add_pairs(EightPairs pairs) {
 #endif
 }
 
-static EightFloats steps_of(const Group* weight) {
+static EightFloats group_scales_of(const Group* weight) {
 #ifdef __AVX2__
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(weight->steps)));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(weight->group_scales)));
 #else
-  EightShorts wide = __builtin_convertvector(read<EightBytes>(weight->steps), EightShorts);
+  EightShorts wide = __builtin_convertvector(read<EightBytes>(weight->group_scales), EightShorts);
   return __builtin_convertvector(__builtin_convertvector(wide, EightInts), EightFloats);
 #endif
 }
@@ -355,9 +357,9 @@ static EightFloats steps_of(const Group* weight) {
 // The products of a row of x, in `count` groups, with EIGHT rows of a weight. Each output has two lanes of
 // int16, so in a group a lane adds 16 products, of 15 and 127 at most.
 static_assert(GROUP / 2 * 15 * 127 <= INT16_MAX);
-static EightFloats int4_tile(const Group* weight, const Inputs* x, int64_t count) {
+static EightFloats int4_tile(const Group* weight, const QuantizedInputs* x, int64_t count) {
   EightFloats total = {};
-  for (const Inputs* end = x + count; x < end; x++, weight++) {
+  for (const QuantizedInputs* end = x + count; x < end; x++, weight++) {
     // What follows in memory is fetched ahead, as the processor by itself is late.
     for (int line = 0; line < 192; line += 64) __builtin_prefetch((const char*)(weight + 32) + line, 0, 3);
     EightPairs pairs = {};
@@ -368,7 +370,7 @@ static EightFloats int4_tile(const Group* weight, const Inputs* x, int64_t count
       pairs += multiply_pairs(both >> 4, x->values + 8 * j + 4);
     }
     EightInts sums = add_pairs(pairs - (EightPairs)(EightInts{} + read<int32_t>(x->offsets)));
-    total += __builtin_convertvector(sums, EightFloats) * (steps_of(weight) * x->unit);
+    total += __builtin_convertvector(sums, EightFloats) * (group_scales_of(weight) * x->unit);
   }
   return total;
 }
@@ -383,7 +385,7 @@ static Floats load_numbers(const void* from, bool is_bfloat16, int64_t at) {
 
 // A row of inputs (I,), float32 or bfloat16, for products with int4 -> to (I / GROUP,). A group's largest
 // becomes 127.
-static void round_groups(const void* row, bool is_bfloat16, int64_t I, Inputs* to) {
+static void round_groups(const void* row, bool is_bfloat16, int64_t I, QuantizedInputs* to) {
   for (int64_t begin = 0; begin < I; begin += GROUP, to++) {
     Floats values[GROUP / W];
     Floats largest = {};  // absolute values
@@ -422,7 +424,7 @@ struct Shared {
 
 // What one thread does. Type: that of the blocks' weights, float, int8_t, Group, or uint16_t for bfloat16.
 template <class Type>
-struct Step {
+struct Worker {
   typedef typename Stored<Type>::Input Input;
   typedef typename Stored<Type>::Factor Factor;
   typedef std::conditional_t<std::is_same_v<Type, Group>, int8_t, Type> Head;
@@ -430,16 +432,16 @@ struct Step {
   const Call& s;
   const Token* tokens;
   Shared<Input>& shared;
-  int64_t t, T;  // this thread, and how many there are
+  int64_t thread, num_threads;
   Input* h;  // (N, D), normalised
-  void* factors_at;  // place for MOST rows of 4 D, where inputs are multiplied as another type
-  float* scores;  // place for those of one query
+  void* factors_at;  // memory for MOST rows of 4 D factors, if Factor is another type than Input
+  float* scores;  // memory for those of one query
   int64_t expected = 0;  // of `arrived`, at the next barrier
 
   // Reads the tokens, and writes the logits of those scored.
-  void all(float* logits) {
+  void forward(float* logits) {
     embed();
-    meet();
+    barrier();
     for (int64_t layer = 0; layer < s.layers; layer++) {
       attention(model.blocks[layer], layer);
       feed_forward(model.blocks[layer]);
@@ -449,9 +451,9 @@ struct Step {
 
   // Waits for the other threads. OpenMP's barrier would sleep where several threads of a process use it, as
   // in a server.
-  void meet() {
+  void barrier() {
     shared.arrived++;
-    expected += T;
+    expected += num_threads;
     for (int64_t spins = 1; shared.arrived < expected; spins++)
       if (spins % 1024 == 0) std::this_thread::yield();
   }
@@ -459,7 +461,7 @@ struct Step {
   // tokens (N,) -> x (N, D)
   void embed() const {
     const int64_t D = s.D;
-    for (int64_t n = t; n < s.N; n += T) {
+    for (int64_t n = thread; n < s.N; n += num_threads) {
       for (int64_t i = 0; i < D; i += W) {
         auto numbers = [&](const Layer& table, int64_t row) {
           return load_numbers(table.weight, s.bfloat16_embeddings, row * D + i);
@@ -491,17 +493,18 @@ struct Step {
     product<Type>(block.value, h, N, D, D, [&](int64_t n, int64_t o, Floats values) {
       store(cached(1, n, o / K) + tokens[n].position * K + o % K, values);
     });
-    meet();
-    for (int64_t i = t; i < N * s.H; i += T) {  // head by head: its keys stay in the processor's cache
+    barrier();
+    // Head by head, so that its keys stay in the processor's cache.
+    for (int64_t i = thread; i < N * s.H; i += num_threads) {
       const int64_t n = i % N;
       const int64_t head = i / N;
       const int64_t at = n * D + head * K;
       const int64_t count = tokens[n].position + 1;
       attend(shared.queries + at, cached(0, n, head), cached(1, n, head), count, shared.context + at);
     }
-    meet();
+    barrier();
     add_product(block.out, shared.context, D);
-    meet();
+    barrier();
   }
 
   // Adds the feed-forward network of a block to x (N, D).
@@ -512,9 +515,9 @@ struct Step {
     product<Type>(block.up, h, N, D, 4 * D, [&](int64_t n, int64_t o, Floats values) {
       store(shared.inner + n * 4 * D + o, activate(values));
     });
-    meet();
+    barrier();
     add_product(block.down, shared.inner, 4 * D);
-    meet();
+    barrier();
   }
 
   // Writes the logits (scored, V) of the tokens scored, from x (N, D).
@@ -548,8 +551,8 @@ struct Step {
 
   // This thread's part, in whole vectors.
   Range part(int64_t count) const {
-    auto edge = [&](int64_t i) { return std::min(count, (count + W - 1) / W * i / T * W); };
-    return {edge(t), edge(t + 1)};
+    auto edge = [&](int64_t i) { return std::min(count, (count + W - 1) / W * i / num_threads * W); };
+    return {edge(thread), edge(thread + 1)};
   }
 
   // The factors of N rows of inputs, (N, I) both, and the unit of each row.
@@ -618,7 +621,7 @@ struct Step {
   template <class Write>
   void int4_rows(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
     const int64_t groups = I / GROUP;
-    Inputs* inputs = (Inputs*)factors_at;
+    QuantizedInputs* inputs = (QuantizedInputs*)factors_at;
     for (int64_t n = 0; n < N; n++) round_groups(x + n * I, sizeof(Input) == 2, I, inputs + n * groups);
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
@@ -638,9 +641,9 @@ struct Step {
   // For one row of x: write(0, output, values) for each W of this thread's outputs.
   template <class Weight, class Write>
   void one_row(const Layer& linear, const Factor* x, float unit, int64_t I, int64_t O, Write write) const {
-    constexpr int STEP = 4 * W / sizeof(Factor);
+    constexpr int FACTORS = 4 * W / sizeof(Factor);
     constexpr int64_t APART = apart_of<Weight>();
-    constexpr int BYTES = APART == 1 ? W * STEP * sizeof(Weight) : 0;
+    constexpr int BYTES = APART == 1 ? W * FACTORS * sizeof(Weight) : 0;
     alignas(4 * W) float totals[APART * W];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += APART * W) {
@@ -695,14 +698,14 @@ struct Step {
   template <class Weight>
   void add_chunk(const Weight* weight, int64_t outputs, const Factor* x, int64_t N, int64_t I, int64_t c,
                  const char* next, Line* totals, int64_t lane) const {
-    constexpr int STEP = 4 * W / sizeof(Factor);
+    constexpr int FACTORS = 4 * W / sizeof(Factor);
     const int64_t count = std::min(CHUNK, I - c);
     const int64_t panels = (N + ROWS - 1) / ROWS;  // of ROWS rows of x
     alignas(64) Factor wide[NEAR * WIDTH];
     const bool widened = sizeof(Weight) != sizeof(Factor) && panels > 1;  // once for all panels
     if (widened) widen(weight + c, outputs, I, count, wide);
     // All tiles fetch a part of the weights that follow.
-    Ahead ahead{next, int(OUTS * STEP * sizeof(Weight) / panels)};
+    Ahead ahead{next, int(OUTS * FACTORS * sizeof(Weight) / panels)};
     for (int64_t p = 0; p < panels; p++) {
       const Factor* rows = x + p * ROWS * I + c;
       const int64_t left = N - p * ROWS;
@@ -716,7 +719,7 @@ struct Step {
             total = c ? total + value : value;
           }
         }
-        ahead.from += ahead.bytes * (count / STEP);
+        ahead.from += ahead.bytes * (count / FACTORS);
       }
     }
   }
@@ -829,8 +832,8 @@ struct Step {
 // Starts the threads. Raises std::bad_alloc before them, because there is no way out of a parallel region.
 template <class Type>
 static void run(const Model& model, const Call& s, const Token* tokens, float* logits) {
-  typedef typename Step<Type>::Input Input;
-  typedef typename Step<Type>::Factor Factor;
+  typedef typename Worker<Type>::Input Input;
+  typedef typename Worker<Type>::Factor Factor;
   const int64_t N = s.N;
   const int64_t D = s.D;
   int64_t longest = 1;
@@ -852,17 +855,17 @@ static void run(const Model& model, const Call& s, const Token* tokens, float* l
 
 #pragma omp parallel num_threads((int)s.threads)
   {
-    const int64_t t = omp_get_thread_num();
-    Line* own = scratch.data() + t * each;
-    Step<Type> step{model, s, tokens, shared, t, omp_get_num_threads(), (Input*)own[0].values,
-                    own[normalised].values, own[normalised + factors].values};
-    step.all(logits);
+    const int64_t thread = omp_get_thread_num();
+    Line* own = scratch.data() + thread * each;
+    Worker<Type> worker{model, s, tokens, shared, thread, omp_get_num_threads(), (Input*)own[0].values,
+                        own[normalised].values, own[normalised + factors].values};
+    worker.forward(logits);
   }
 }
 
 // Writes the keys and values of the tokens to their caches, and the logits of those `scored`, in their order.
 // Returns 1 where there is no memory.
-extern "C" int step(const Model* model, const Call* call, const Token* tokens, float* logits) {
+extern "C" int forward(const Model* model, const Call* call, const Token* tokens, float* logits) {
   constexpr decltype(&run<float>) KINDS[] = {run<float>, run<uint16_t>, run<int8_t>, run<Group>};
   try {
     KINDS[call->kind](*model, *call, tokens, logits);
@@ -879,9 +882,9 @@ struct Piece {
   int64_t size;
 };
 
-// Changes the hashes of a piece by the next words of 8 bytes, one for each. A step is a bijection of the hash
-// for a fixed word, and of the word for a fixed hash. So one changed word always changes the result. Two
-// changed words cancel with a probability of about 2^-64.
+// Changes the hashes of a piece by the next words of 8 bytes, one for each. The change is a bijection of
+// the hash for a fixed word, and of the word for a fixed hash. So one changed word always changes the
+// result. Two changed words cancel with a probability of about 2^-64.
 static void hash_words(const char* bytes, int64_t size, uint64_t* own) {
   uint64_t words[HASHES] = {};
   memcpy(words, bytes, size);

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from gpt.config import USUAL_TEMPERATURE, USUAL_TOP_K
 from gpt.evaluation.copied import Copied, training_text
 from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
@@ -24,8 +25,8 @@ def write(
     prompt: str = "",
     interactive: bool = False,
     max_new_tokens: int = 128,
-    temperature: float = 0.8,
-    top_k: int | None = 50,
+    temperature: float = USUAL_TEMPERATURE,
+    top_k: int | None = USUAL_TOP_K,
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,

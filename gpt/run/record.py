@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
+from gpt.config import USUAL_TEMPERATURE, USUAL_TOP_K
 from gpt.data.module import TokenData
 from gpt.errors import InputError
 from gpt.files import Folder
@@ -156,7 +157,7 @@ class Record:
         if not math.isfinite(figures["val_loss"]):  # nothing can be drawn, and the next update is refused
             report(f"step {run.step}: {scores(figures)}", prefix="")
             return
-        sampling = Sampling(temperature=0.8 * temperature, top_k=50)
+        sampling = Sampling(temperature=USUAL_TEMPERATURE * temperature, top_k=USUAL_TOP_K)
         pieces = stream_samples(model, data.tokenizer, "", sampling=sampling, max_new_tokens=64, seed=0)
         text = "".join(piece for _, piece in pieces).strip()
         self._samples.append(f"--- step {run.step}\n{text}\n\n")

@@ -31,7 +31,7 @@ from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
 from gpt.serve.errors import error_body, error_reply
 from gpt.serve.history import History
-from gpt.serve.limits import CALL_COST, RequestLimits, cost, guard
+from gpt.serve.limits import CALL_COST, RequestLimits, cost_of, guard
 from gpt.serve.requests import AttentionRequest, CompletionRequest, CopiedRequest, log_probabilities
 from gpt.share.page import served_page
 from gpt.text.template import Template
@@ -128,7 +128,7 @@ class _Service:
 
     def __post_init__(self) -> None:
         self.started = int(time.time())
-        self.cost = 0  # the cost of all open requests
+        self.open_cost = 0  # of all open requests together
         self.waiting_bytes = 0  # the size of bodies whose work (to tokenize, to search) waits or runs
         self.long_texts = asyncio.Semaphore(_LONG_TEXTS)
 
@@ -141,13 +141,13 @@ class _Service:
         if cost > self.limits.cost:
             advice = "ask for fewer prompts, completions or tokens, or without echo or logprobs"
             raise InputError(f"the request costs {cost}, expected at most {self.limits.cost}: {advice}")
-        if self.cost + cost > self.limits.open_cost:
+        if self.open_cost + cost > self.limits.open_cost:
             raise HTTPException(503, "too many requests are waiting, try again later")
-        self.cost += cost
+        self.open_cost += cost
         try:
             yield
         finally:
-            self.cost -= cost
+            self.open_cost -= cost
 
     async def worked(self, body: bytes, work: Callable[..., Result], *arguments: object) -> Result:
         """Do work in a thread, so that the event loop goes on. The body's size limits how long it takes.
@@ -174,9 +174,13 @@ class _Service:
     async def models(self) -> JsonObject:
         return {"object": "list", "data": [await self.model(self.name)]}
 
-    async def model(self, name: str) -> JsonObject:
+    def check_name(self, name: str) -> None:
+        """Raise HTTPException 404 for the name of another model."""
         if name != self.name:
             raise HTTPException(404, f"there is no model {name!r:.80}, expected {self.name!r}")
+
+    async def model(self, name: str) -> JsonObject:
+        self.check_name(name)
         return {"id": name, "object": "model", "created": self.started, "owned_by": "gpt"}
 
     def about(self) -> JsonObject:
@@ -206,7 +210,7 @@ class _Service:
             model.features(torch.tensor([tokens], device=device), positions=positions)
         weights = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, T)
         texts = [self.tokenizer.decode([token]) for token in tokens]
-        rounded = [[_rounded(head) for head in layer] for layer in weights.tolist()]
+        rounded = [[[round(weight, 4) for weight in head] for head in layer] for layer in weights.tolist()]
         return json.dumps({"tokens": texts, "weights": rounded})
 
     async def find_copied(self, request: Request) -> JsonObject:
@@ -232,10 +236,11 @@ class _Service:
     async def answer(
         self, form: CompletionRequest, body: bytes, request: Request, chat: bool = False
     ) -> Response:
-        await self.model(self.name if form.model is None else form.model)
+        if form.model is not None:
+            self.check_name(form.model)
         requests = await self.worked(body, form.requests, self.tokenizer, self.template)
         with ExitStack() as stack:
-            stack.enter_context(self.admitted(cost(requests)))
+            stack.enter_context(self.admitted(cost_of(requests)))
             engine = await self.history.engine(form.snapshot)
             handle = engine.submit(requests)
             stack.callback(engine.cancel, handle)
@@ -250,10 +255,6 @@ class _Service:
             gone.add_done_callback(lambda _: handle.put(HTTPException(499, "the client disconnected")))
             stack.callback(gone.cancel)
             return _json(await answer.whole())
-
-
-def _rounded(weights: list[float]) -> list[float]:
-    return [round(weight, 4) for weight in weights]
 
 
 def _not_found(request: Request, error: Exception) -> Response:
@@ -281,6 +282,15 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
+@dataclass
+class _Choice:
+    """A choice of an answer: how much of it the client has."""
+
+    index: int
+    entries: int = 0
+    length: int = 0  # characters of its text
+
+
 class _Answer:
     """The answer to one request for a completion or a reply in a chat."""
 
@@ -291,9 +301,8 @@ class _Answer:
         self.handle = handle
         self.form = form
         self.chat = chat
-        self.lengths = [0] * handle.unread  # the length of each choice's text so far
+        self.choices = [_Choice(index) for index in range(handle.unread)]
         self.new_tokens = 0
-        self.begun: set[int] = set()  # the choices that already have an entry
         kind = "text_completion"
         if chat:
             kind = "chat.completion.chunk" if form.stream else "chat.completion"
@@ -301,14 +310,14 @@ class _Answer:
 
     async def whole(self) -> str:
         """Wait for all tokens, and return the JSON of the whole answer."""
-        tokens: list[list[Token]] = [[] for _ in self.lengths]
+        tokens: list[list[Token]] = [[] for _ in self.choices]
         async for index, token in self._tokens():
             tokens[index].append(token)
         # The JSON of a large answer takes seconds. In a thread it does not delay other clients' tokens.
         return await asyncio.to_thread(self._body, tokens)
 
     def _body(self, tokens: list[list[Token]]) -> str:
-        choices = [self._choice(index, some) for index, some in enumerate(tokens)]
+        choices = [self._entry(choice, some) for choice, some in zip(self.choices, tokens, strict=True)]
         return json.dumps({**self.head, "choices": choices, "usage": self._usage()}, ensure_ascii=False)
 
     async def events(self) -> AsyncGenerator[str, None]:
@@ -316,7 +325,7 @@ class _Answer:
         try:
             async for index, token in self._tokens():
                 if token.text or token.finished or self.form.logprobs is not None:
-                    yield _event({**self.head, "choices": [self._choice(index, [token])]})
+                    yield _event({**self.head, "choices": [self._entry(self.choices[index], [token])]})
             if (self.form.stream_options or {}).get("include_usage"):
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
         except HTTPException as error:  # the status was sent already, so the error is sent as an event
@@ -331,24 +340,27 @@ class _Answer:
                 self.new_tokens += not token.echoed
                 yield index, token
 
-    def _choice(self, index: int, tokens: list[Token]) -> JsonObject:
+    def _entry(self, choice: _Choice, tokens: list[Token]) -> JsonObject:
         """Return the entry of `choices` for new tokens. They follow those of the choice's earlier entries."""
         text = "".join(token.text for token in tokens)
-        before = self.lengths[index]
-        self.lengths[index] += len(text)
-        logprobs = None if self.form.logprobs is None else log_probabilities(self.tokenizer, tokens, before)
-        if logprobs and index not in self.begun:
-            # OpenAI has no such field. The page needs it, as the prompt's last word may get other tokens.
-            logprobs["prompt_token_ids"] = tokens[0].sample.prompt
-            self.begun.add(index)
-        choice = {"index": index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}
+        logprobs = None
+        if self.form.logprobs is not None:
+            logprobs = log_probabilities(self.tokenizer, tokens, choice.length)
+            if choice.entries == 0:
+                # OpenAI has no such field. The page needs it, as the prompt's last word may get other tokens.
+                sample = tokens[0].sample
+                logprobs["prompt_token_ids"] = sample.tokens[: sample.prompt_length]
+        # Only in the first entry with a text, as clients join all entries.
+        role = {} if choice.length else {"role": "assistant"}
+        choice.entries += 1
+        choice.length += len(text)
+        entry = {"index": choice.index, "logprobs": logprobs, "finish_reason": tokens[-1].finished}
         if not self.chat:
-            return {"text": text, **choice}
-        role = {} if before else {"role": "assistant"}  # only in the first entry, as clients join all entries
-        return {**choice, "delta" if self.form.stream else "message": {**role, "content": text}}
+            return {"text": text, **entry}
+        return {**entry, "delta" if self.form.stream else "message": {**role, "content": text}}
 
     def _usage(self) -> dict[str, int]:
-        read = sum(request.prompt_tokens for request in self.handle.requests)
+        read = sum(len(request.tokens) for request in self.handle.requests)
         written = self.new_tokens
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

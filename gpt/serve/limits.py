@@ -13,7 +13,7 @@ from gpt import generation
 from gpt.errors import check_least
 from gpt.serve.errors import error_reply
 
-CALL_COST = 1 << 14  # the cost of a request for attention weights, in the units of `cost`
+CALL_COST = 1 << 14  # the cost of a request for attention weights, in the units of `cost_of`
 # Paths that need no key: the page, which asks for the key, and the path that a supervisor polls.
 _PUBLIC = ("/", "/health")
 
@@ -23,7 +23,7 @@ class RequestLimits:
     """The largest values that are accepted. Raises InputError for a limit below one."""
 
     body_bytes: int = 1 << 20  # size of a request's body
-    cost: int = 1 << 18  # cost of a request, see the function `cost`
+    cost: int = 1 << 18  # cost of a request, see the function `cost_of`
     open_cost: int = 1 << 20  # cost of all open requests together; further ones are refused
     waiting_bytes: int = 8 << 20  # size of all bodies that wait to be tokenized; further ones are refused
     arrival_seconds: int = 30  # time for a request to arrive
@@ -53,7 +53,7 @@ class RequestLimits:
         return bytes(body)
 
 
-def cost(requests: Sequence[generation.Request]) -> int:
+def cost_of(requests: Sequence[generation.Request]) -> int:
     """Return the memory and time that requests take, in units of about 200 bytes.
 
     A token of a prompt costs one, and so does a token of the answer. If log-probabilities are requested, each
@@ -61,9 +61,10 @@ def cost(requests: Sequence[generation.Request]) -> int:
     """
     total = 0
     for request in requests:
-        tokens = request.max_new_tokens + (request.prompt_tokens if request.echo else 0)
+        prompt = len(request.tokens)
+        tokens = request.max_new_tokens + (prompt if request.echo else 0)
         entries = 1 if request.alternatives is None else 2 + request.alternatives
-        total += request.prompt_tokens + request.samples * (64 + tokens * entries)
+        total += prompt + request.samples * (64 + tokens * entries)
     return total
 
 

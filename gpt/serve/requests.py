@@ -90,9 +90,11 @@ class _Prompted(_Form):
     def prompts(self, tokenizer: Tokenizer, template: Template | None, *, heal: bool = False) -> list[Prompt]:
         """Return the tokens of each prompt, at least one each.
 
-        `prompt` has one or several prompts, as text or ids. With `heal`, the last word of a text may get
-        other tokens. Raises InputError for a chat without a template or beside a prompt, a chat whose last
-        message is the assistant's, an empty list, and an unknown id.
+        With `heal`, the last word of a text may get other tokens.
+
+        Raises:
+            InputError: there is a chat, but no template for it, or a prompt too; the last message is the
+                assistant's; the list of prompts is empty; an id is unknown.
         """
         if self.messages is not None:
             if self.prompt:
@@ -226,7 +228,7 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
         return [
             Request(
                 tokens=prompt.tokens,
-                ending=prompt.ending,
+                healed=prompt.healed,
                 max_new_tokens=max_tokens,
                 sampling=sampling,
                 seed=self.seed,
@@ -253,9 +255,15 @@ class AttentionRequest(_Prompted):
     tokens: Ids = []  # they follow the prompt
 
     def ids(self, tokenizer: Tokenizer, template: Template | None) -> list[int]:
-        """Return the ids of the prompt and the tokens. Raises InputError for an id outside the vocabulary."""
+        """Return the ids of the prompt and the tokens.
+
+        Raises InputError for an id outside the vocabulary, and for several prompts.
+        """
         tokenizer.decode_bytes(self.tokens)  # raises for an unknown id
-        return self.prompts(tokenizer, template)[0].tokens + self.tokens
+        prompt, *others = self.prompts(tokenizer, template)
+        if others:
+            raise InputError(f"prompt: expected one, got {len(others) + 1}")
+        return prompt.tokens + self.tokens
 
 
 class CopiedRequest(_Form):
@@ -277,13 +285,15 @@ def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int
 
     def top(token: Token) -> dict[str, float] | None:
         """Return the most likely tokens and the chosen one; None for the first token of an echoed prompt."""
-        if token.log_probability is None:
+        if token.logprobs is None:
             return None
-        return {name(id_): value for id_, value in (*token.alternatives, (token.id, token.log_probability))}
+        return {
+            name(id_): value for id_, value in (*token.logprobs.likeliest, (token.id, token.logprobs.chosen))
+        }
 
     return {
         "tokens": [name(token.id) for token in tokens],
-        "token_logprobs": [token.log_probability for token in tokens],
+        "token_logprobs": [token.logprobs and token.logprobs.chosen for token in tokens],
         "top_logprobs": [top(token) for token in tokens],
         "text_offset": list(accumulate((len(token.text) for token in tokens), initial=offset))[:-1],
         "token_ids": [token.id for token in tokens],  # OpenAI has no such field; the page needs it

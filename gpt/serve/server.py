@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import uvicorn
@@ -60,15 +61,16 @@ class Connection(H11Protocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        ends = {
-            connection._arriving.when(): connection
+        waiting = [
+            (connection._arriving.when(), connection)
             for connection in self.connections
             if isinstance(connection, Connection)
             and connection._arriving
             and not connection.transport.is_closing()
-        }
-        if len(ends) > _ARRIVING:
-            ends[min(ends)].transport.close()
+        ]
+        if len(waiting) > _ARRIVING:
+            _, longest = min(waiting, key=itemgetter(0))
+            longest.transport.close()
 
 
 class Server(uvicorn.Server):

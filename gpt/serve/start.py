@@ -9,7 +9,7 @@ from pathlib import Path
 from gpt.errors import InputError, missing_extra
 from gpt.evaluation.copied import Copied, training_text
 from gpt.files import readable
-from gpt.generation.build import built_meanwhile
+from gpt.generation.build import build_first
 from gpt.generation.decoding import for_decoding, suits_program
 from gpt.progress import notice
 from gpt.weights.checkpoint import parts_of
@@ -61,6 +61,8 @@ def serve(
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)
+    if suits_program(model):
+        build_first()  # a server that has always something to decode would not take it later
     run = run_of(path.resolve())
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = readable(name) if name else model_name(checkpoint, path)
@@ -84,7 +86,7 @@ def serve(
         notice(f"warning: anyone who can reach {address} can use this server; require a key with --api_key")
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)
     # After it has shut down, uvicorn raises the KeyboardInterrupt again.
-    with built_meanwhile(suits_program(model)), suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         Server(app, limits).run([listener])
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from gpt.errors import InputError, check_least
 from gpt.evaluation.copied import training_text
 from gpt.files import check_free
-from gpt.share.file import PagePrecision, write
+from gpt.share.file import MEGABYTES, PagePrecision, write
 from gpt.share.gpt2 import is_gpt2
 from gpt.weights.checkpoint import parts_of
 from gpt.weights.commands import FolderFormat, export_folder
@@ -15,8 +15,6 @@ from gpt.weights.formats import hf
 from gpt.weights.formats.table import check_known
 from gpt.weights.load import StoredModel, find, read_weights
 from gpt.weights.runs import model_name, run_of, snapshots_of
-
-_MEGABYTES = 8.0  # of snapshots, by default
 
 
 def export_weights(
@@ -71,8 +69,18 @@ def export_weights(
     text = training_text(run, stored.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
     name = model_name(checkpoint, path)
-    megabytes = _MEGABYTES if snapshot_megabytes is None else snapshot_megabytes
-    print(write(output, stored, name, precision or "int8", snapshots, text, megabytes, state))
+    megabytes = MEGABYTES if snapshot_megabytes is None else snapshot_megabytes
+    said = write(
+        output,
+        stored,
+        name=name,
+        precision=precision or "int8",
+        snapshots=snapshots,
+        megabytes=megabytes,
+        text=text,
+        run=state,
+    )
+    print(said)
 
 
 def _check_not_given(format: FolderFormat, **html_only: object) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import math
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -26,25 +27,37 @@ from gpt.weights.runs import Snapshot, most_crowded
 
 PagePrecision = Literal["int8", "float16", "float32"]
 LARGEST = 300_000_000  # bytes; the largest file
+MEGABYTES = 8.0  # of snapshots, by default
 _BLOCK = 3 << 20  # bytes of weights that the page decodes at a time
-_LANES = 16  # numbers that the page's loops take at a time
+_LANES = 16  # numbers that the page's loops take at a time: `LANES` in model.js, columns in kernel.js
 
 
 def write(
     path: Path,
     stored: StoredModel,
+    *,
     name: str,
-    precision: PagePrecision,
-    snapshots: list[Snapshot],
-    text: NDArray[np.uint32] | None,
-    megabytes: float,
+    precision: PagePrecision = "int8",
+    snapshots: Sequence[Snapshot] = (),
+    megabytes: float = MEGABYTES,
+    text: NDArray[np.uint32] | None = None,
     run: RunPart | None = None,
 ) -> str:
-    """Write a cropped model with snapshots of its run, the ids of its training text and the figures of `run`.
+    """Write a cropped model, and return a line that says what is in the file.
 
-    As many snapshots are written as fit into `megabytes`, but at least two or none. They are evenly spaced in
-    the logarithm of the step. Return a line that says what is in the file. Raises InputError if the file
-    would be larger than `LARGEST`.
+    Args:
+        path: the file.
+        stored: the model.
+        name: what the page calls it.
+        precision: the precision of the weights in the file.
+        snapshots: those of the model's run. As many are written as fit into `megabytes`, but at least two or
+            none. They are evenly spaced in the logarithm of the step.
+        megabytes: the most space for snapshots, in MB.
+        text: the ids of the training text, if the page is to find what was copied from it.
+        run: the state of the run, for the page to show its figures.
+
+    Raises:
+        InputError: the file would be larger than `LARGEST`.
     """
     data, tensors = _packed(stored.weights, precision)
     chosen = list(snapshots)

@@ -10,7 +10,7 @@
 const BATCH = 4;  // tokens that are read together
 // Inputs of int8 matrices become whole numbers up to this one: sums of 8,000 products then fit into 32 bits.
 const LARGEST_INPUT = 8191;
-const LANES = 16;  // numbers that a kernel takes at a time
+const LANES = 16;  // numbers that a kernel takes at a time, as in kernel.js
 const SQRT_2_OVER_PI = 0.7978845608028654;
 const padded = count => Math.ceil(count / LANES) * LANES;
 

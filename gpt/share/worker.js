@@ -127,39 +127,30 @@ class Writer {
     return ids.length ? ids : [this.tokenizer.eot];
   }
 
-  // The prompt's `ids`; the place `begin` of the first one that has a text; and the `first` new id, if its
-  // first `typed` bytes belong to the prompt. Null if it is `stopped` before.
+  // The prompt's `ids`, of which those of a typed text's last word are drawn again; the place `begin` of the
+  // first one that has a text; and the `first` new id, if its first `typed` bytes belong to the prompt. Null
+  // if it is `stopped` before.
   async prompt(form, number, stopped) {
+    const { tokenizer } = this;
+    const all = this.ids(form);
     const isTyped = typeof form.prompt === "string" && !form.messages && form.max_tokens > 0;
-    if (!isTyped) return { ids: this.ids(form), begin: 0 };
-    const { ids, ending } = typedPrompt(this.tokenizer, form.prompt);
-    if (!ending) return { ids, begin: 0 };
-    const leavesRoom = 2 * ending.longest <= this.model.context_length;  // for what stands before
-    if (!leavesRoom) return { ids: ending.isAll ? ending.word : [...ids, ...ending.word], begin: 0 };
-    const way = await this.cut(ids, ending, form, number(), stopped);
-    if (!way) return null;
-    const { prompt, first, typed } = way;
-    return { ids: [...ids, ...prompt], begin: ending.isAll ? 1 : 0, first, typed };
-  }
-
-  // Draw what the last word of a prompt is cut into, after the ids before it.
-  async cut(ids, ending, form, number, stopped) {
-    const window = this.window([...ids, ...Array(ending.longest)]);  // has room for each way
-    const start = ids.length + ending.longest - window.length;
-    const known = new Map();
-    const logProbabilities = async before => {
-      const key = before.join();
-      if (!known.has(key)) {
-        const logits = await this.read([...ids.slice(start), ...before], form.snapshot, { stopped });
-        known.set(key, logits ? logSoftmax(logits) : []);
-      }
-      return known.get(key);
-    };
-    for (const way of ending.ways) {
-      await logProbabilities(way.before);
+    const healed = isTyped ? tokensOfLastWord(tokenizer, form.prompt, all) : 0;
+    const ids = all.slice(0, all.length - healed);
+    let rest = all.slice(ids.length).map(id => tokenizer.tokens[id]).join("");  // the bytes still to be drawn
+    const begin = ids.length ? 0 : 1;
+    if (!ids.length) ids.push(tokenizer.eot);
+    while (rest) {
+      const logits = await this.read(this.window(ids), form.snapshot, { stopped });
       if (stopped()) return null;
+      const agreeing = new Set(agreeingIds(tokenizer, rest));
+      const allowed = logits.map((logit, id) => agreeing.has(id) ? logit : -Infinity);
+      const id = draw(allowed, form, [], number());
+      const length = tokenizer.tokens[id].length;
+      if (length > rest.length) return { ids, begin, first: id, typed: rest.length };
+      ids.push(id);
+      rest = rest.slice(length);
     }
-    return drawWay(ending, form, [...ids, ...ending.word], number, logProbabilities);
+    return { ids, begin };
   }
 
   // ---- the model

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gpt.errors import InputError
 from gpt.files import shipped
 from gpt.plain import JsonObject
-from gpt.text.table import END_OF_TEXT, LAST_WORD, WORDS, check_table, merge, pack, read_table, unpack
+from gpt.text.table import END_OF_TEXT, LAST_WORD, WORDS, check_table, pack, read_table, unpack
 
 if TYPE_CHECKING:
     import tiktoken
@@ -150,12 +150,6 @@ class Tokenizer:
     def ranks(self) -> dict[bytes, int]:
         """The id of each token by its bytes, without `<|endoftext|>`."""
         return _ranks(self)
-
-    def encode_word(self, word: bytes) -> list[int]:
-        """Return the ids of one word of `WORDS`, or of the beginning of a word, given as bytes."""
-        if word in self.ranks:
-            return [self.ranks[word]]
-        return [self.ranks[part] for part in merge(word, self.ranks.get)]
 
     def ids_beginning_with(self, beginning: bytes) -> tuple[int, ...]:
         """Return the ids of the tokens whose bytes begin with `beginning`, in order."""

@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from gpt.errors import InputError
+from gpt.errors import DivergedError
 
 
 @dataclass
@@ -18,10 +18,6 @@ class Requests:
     """Stop, because of the signal with this number."""
     save: int = 0
     """1: save a checkpoint."""
-
-
-NOT_UPDATED = "stopped before weights changed"
-"""Part of the message of a run whose loss or gradients are not finite."""
 
 
 class Guard:
@@ -38,7 +34,7 @@ class Guard:
         self.agreed = Requests()
 
     def check(self, trainer: Trainer, loss: Tensor, norm: Tensor, step: int) -> None:
-        """Let the processes agree on requests; then raise InputError if update `step` is not finite.
+        """Let the processes agree on requests; then raise DivergedError if update `step` is not finite.
 
         `loss` is that of the update's last batch. Those of earlier ones show in the gradients' `norm`.
         """
@@ -53,7 +49,7 @@ class Guard:
         if any_broken:
             what = f"loss {float(loss):g}, gradient norm {float(norm):g} at step {step}"
             how = "the last checkpoint is good; lower the learning rate"
-            raise InputError(f"{what}: {NOT_UPDATED}, {how}")
+            raise DivergedError(f"{what}: stopped before weights changed, {how}")
 
 
 def scaler_of(trainer: Trainer) -> GradScaler | None:

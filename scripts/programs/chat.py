@@ -166,7 +166,7 @@ def chat_in_the_html_file(place: Place) -> None:
     if not (node := shutil.which("node")):
         raise RuntimeError("node is not installed")
     page = place.folder / "chat.html"
-    write_page(page, chat_model(), "chat", "float32", [], None, 0)
+    write_page(page, chat_model(), name="chat", precision="float32")
     forms = [
         {"messages": conversation(question), "temperature": 0, "max_tokens": MOST} for question in ANSWERS
     ]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,13 @@ from processes import ROOT
 
 from gpt.compare.command import compare
 from gpt.compare.outcomes import milliseconds_per_step, read_outcome
-from gpt.compare.runner import Processes, busy_warning, candidates_of
+from gpt.compare.runner import Processes, busy_warning, candidates_of, corpus_for_runs
 from gpt.compare.trainings import Candidate, Text, Training, source_digest
-from gpt.compare.variants import HELD_OUT, parse_variants
-from gpt.errors import InputError
+from gpt.compare.variants import HELD_OUT, Variant, parse_variants
+from gpt.data.find import named_corpus
+from gpt.errors import DivergedError, InputError
 from gpt.files import write_json
 from gpt.pictures.runs import Metrics
-from gpt.training.guard import NOT_UPDATED
 
 LR = "quick --model.optimizer.lr 3e-3"
 
@@ -185,6 +186,36 @@ def test_an_edited_file_of_a_text_makes_it_another_one(text, edited):
     assert Text.of(text).version != before
 
 
+def test_an_edited_corpus_file_of_the_package_makes_it_another_text(tmp_path, monkeypatch):
+    """Also an edited file that it names."""
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.setattr("gpt.data.find.shipped", lambda folder: tmp_path / folder)
+    versions = []
+    for names in ("[my.txt]", "[my.txt, ../other.txt]"):
+        Path("recipes/mine.yaml").write_text(f"corpus: {{files: {names}}}", "utf-8")
+        versions.append(Text.of("mine").version)
+    Path("other.txt").write_text("two, and more", "utf-8")
+    versions.append(Text.of("mine").version)
+    assert all(before != after for before, after in pairwise(versions))
+    assert Text.of("mine").version == versions[-1]
+
+
+def test_runs_read_the_files_that_a_corpus_file_means_here(tmp_path):
+    """Beside it are others of the same names, and runs have another current folder."""
+    (tmp_path / "deep").mkdir()
+    Path("deep/my.txt").write_text("another", "utf-8")
+    Path("deep/beside.txt").write_text("some", "utf-8")
+    Path("deep/both.yaml").write_text("corpus: {files: [my.txt, beside.txt], weights: [1.0, 0.5]}", "utf-8")
+    corpus = corpus_for_runs(Text.of("deep/both.yaml"), tmp_path / "comparisons" / "x")
+    os.chdir("deep")
+    read = named_corpus(corpus)
+    assert read.files == (str(tmp_path / "my.txt"), str(tmp_path / "deep" / "beside.txt"))
+    assert read.weights == (1.0, 0.5)
+    for name in ("my.txt", "beside.txt"):
+        Path("only.yaml").write_text(f"corpus: {{files: {tmp_path / 'deep' / name}}}", "utf-8")
+        assert corpus_for_runs(Text.of("only.yaml"), tmp_path) == str(tmp_path / "deep" / "only.yaml")
+
+
 def test_a_variant_that_diverges_is_said_to(capsys):
     result = compared(Pretended(lambda variant, *_: (2.0 if variant == "quick" else math.nan, 9)), LR)
     assert result["variants"][1]["same_steps"] is None
@@ -203,12 +234,26 @@ def test_a_variant_whose_run_stops_for_it_diverges(tmp_path, capsys):
             super().train(training, folder, watch)
 
     (tmp_path / "copy" / "gpt").mkdir(parents=True)
-    say = f"import sys\nsys.exit('gpt fit: loss nan, gradient norm nan at step 3: {NOT_UPDATED}')"
-    (tmp_path / "copy" / "gpt" / "__main__.py").write_text(say, "utf-8")
+    end = f"open('called', 'a').write('.'); print('a last line'); raise SystemExit({DivergedError.status})"
+    (tmp_path / "copy" / "gpt" / "__main__.py").write_text(end, "utf-8")
     (tmp_path / "copy" / "gpt" / "__init__.py").touch()
-    result = compared(Stopping(noisy()), "quick copy", seeds=2)
-    assert result["variants"][1]["same_steps"] is None
-    assert "copy diverged" in capsys.readouterr().out
+    for _ in range(2):  # the second time it is known
+        result = compared(Stopping(noisy()), "quick copy", seeds=2)
+        assert result["variants"][1]["same_steps"] is None
+        assert "copy diverged" in capsys.readouterr().out
+    assert len(Path("comparisons/here/called").read_text("utf-8")) == 2  # one for each seed
+
+
+def test_a_run_that_fails_is_no_divergence_whatever_it_prints(tmp_path):
+    """Its log begins with what an earlier attempt printed."""
+    (tmp_path / "copy" / "gpt").mkdir(parents=True)
+    end = "import sys\nsys.exit('gpt fit: stopped before weights changed')"
+    (tmp_path / "copy" / "gpt" / "__main__.py").write_text(end, "utf-8")
+    (tmp_path / "copy" / "gpt" / "__init__.py").touch()
+    variant = Variant("copy", (), tmp_path / "copy")
+    training = Training(Candidate(variant, OPTIONS), Text.of("my.txt"), 7, 50)
+    with pytest.raises(InputError, match="failed: stopped before"):
+        Processes().train(training, tmp_path, lambda: None)
 
 
 def test_a_text_without_a_held_out_part_is_refused(tmp_path):

@@ -57,7 +57,7 @@ def write(
     how = {"max_new_tokens": count, "sampling": Sampling(temperature=0), "alternatives": 2}
     texts = {engine.add(Request(tokens=prompt, **how))[0]: [] for prompt in prompts}
     for token in engine.run():
-        texts[token.sample].append((token.id, token.log_probability, token.alternatives))
+        texts[token.sample].append((token.id, *token.logprobs))
     return [(sample.tokens, scores) for sample, scores in texts.items()]
 
 

@@ -77,7 +77,7 @@ def test_rounding_is_the_engines_and_leaves_the_model_alone():
     def scores(backend):
         engine = Engine(model, backend=backend)
         engine.add(Request(tokens=[1, 2], max_new_tokens=20, seed=0, alternatives=0))
-        return [token.log_probability for token in engine.run()]
+        return [token.logprobs.chosen for token in engine.run()]
 
     exact, rounded = scores("auto"), scores("int8")
     assert exact != rounded
@@ -102,7 +102,7 @@ UNSUITABLE = {
 
 
 @pytest.mark.parametrize(("model", "message"), UNSUITABLE.values(), ids=UNSUITABLE)
-def test_a_model_that_cannot_be_rounded_is_not_even_tested(model, message, monkeypatch):
+def test_a_model_that_cannot_be_rounded_is_not_even_compared(model, message, monkeypatch):
     """Nor is the program built."""
     monkeypatch.setattr(build, "build", None)
     with pytest.raises(InputError, match=message):

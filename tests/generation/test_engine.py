@@ -46,7 +46,7 @@ def test_log_probabilities_of_a_ragged_batch_are_the_models(model):
         window = torch.tensor([before[window_start(len(before), 64) :]])
         with torch.no_grad():
             expected = model(window)[0, -1].log_softmax(-1)
-        assert token.log_probability == pytest.approx(expected[newest].item(), abs=1e-4)
+        assert token.logprobs.chosen == pytest.approx(expected[newest].item(), abs=1e-4)
 
 
 def test_samples_of_a_prompt_share_its_reading(model):
@@ -95,6 +95,14 @@ def test_running_samples_get_tokens_while_a_long_prompt_is_read(model):
     engine.add(greedy([2] * 48, 2))
     for _ in range(5):
         assert [token.sample for token in engine.step()] == [first]
+
+
+def test_a_request_behind_samples_that_wait_for_their_prompt_gets_a_free_row(model):
+    engine = Engine(model, max_samples=2, chunk=8)
+    engine.add(greedy([2] * 48, 2, samples=3))
+    (other,) = engine.add(greedy([1], 3))
+    for _ in range(3):
+        assert [token.sample for token in engine.step()] == [other]
 
 
 def test_padding_of_the_vocabulary_is_never_drawn(model):

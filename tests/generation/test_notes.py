@@ -31,13 +31,13 @@ def _own_cache(cache_with_program, monkeypatch, tmp_path):
 @pytest.fixture
 def compared(monkeypatch) -> list[GPT]:
     """The models that were compared."""
-    models, test = [], decoding._test
+    models, compare = [], decoding._compare
 
     def recording(model, program, rounding):
         models.append(model)
-        return test(model, program, rounding)
+        return compare(model, program, rounding)
 
-    monkeypatch.setattr(decoding, "_test", recording)
+    monkeypatch.setattr(decoding, "_compare", recording)
     return models
 
 
@@ -79,7 +79,7 @@ from gpt.generation import decoding
 from tests.generation.conftest import sharp
 
 torch.set_num_threads(1)
-decoding._test = None
+decoding._compare = None
 print(type(decoding.backend_of(sharp())).__name__)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=False)

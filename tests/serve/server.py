@@ -114,7 +114,7 @@ def streamed(response, index: int = 0) -> list[dict[str, Any]]:
 def idle(app) -> bool:
     """Whether soon no request is open and nothing is decoded."""
     service, deadline = app.state.service, time.monotonic() + 5
-    while service.cost or service.history.own.open or service.history.own._engine.busy:
+    while service.open_cost or service.history.own.open or service.history.own._engine.busy:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)

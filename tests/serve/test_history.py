@@ -73,6 +73,12 @@ def test_attention_is_that_of_the_window_in_generation(most):
     torch.testing.assert_close(torch.tensor(answer["weights"]), expected, atol=1e-4, rtol=0)
 
 
+def test_attention_is_that_of_one_prompt():
+    response = post(new_app(), "/attention", prompt=["one", "two"])
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "prompt: expected one, got 2"
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_a_snapshot_computes_in_the_precision_of_the_model(precision, built, tmp_path):
     model = sharp(replace(MODEL.config, num_heads=2))  # heads of a width that the program computes

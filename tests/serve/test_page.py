@@ -112,7 +112,7 @@ def test_stop_ends_the_text_and_frees_the_server(open_page):
     page = open_page(app)
     page.begin("Hello", 512)
     shown = page.stop()
-    page.wait(lambda: app.state.service.cost == 0)
+    page.wait(lambda: app.state.service.open_cost == 0)
     assert len(page.tokens()) == shown < 200
     assert page.text("#error") == ""
 

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from gpt.errors import InputError
+from gpt.serve import start
 from gpt.serve.limits import RequestLimits
 from gpt.serve.start import serve
 from gpt.weights.checkpoint import RunPart
@@ -104,12 +105,21 @@ def test_sigterm_tells_those_that_it_cuts(exported):
         server.communicate()
 
 
+@pytest.mark.parametrize("suits", [True, False])
+def test_the_program_is_compiled_before_the_server_listens(suits, exported, started, monkeypatch):
+    """Under load from its start, a server never asks for the program again."""
+    happened = []
+    listener = start._listener
+    monkeypatch.setattr(start, "suits_program", lambda model: suits)
+    monkeypatch.setattr(start, "build_first", lambda: happened.append("compiled"))
+    monkeypatch.setattr(start, "_listener", lambda *address: happened.append("listens") or listener(*address))
+    started(exported)
+    assert happened == (["compiled"] if suits else []) + ["listens"]
+
+
 def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(exported, started, monkeypatch):
     monkeypatch.setenv("GPT_API_KEY", "secret")
-    built = []
-    monkeypatch.setattr("gpt.serve.start.built_meanwhile", lambda suits: built.append(suits) or nullcontext())
     app, *_ = started(exported)
-    assert len(built) == 1  # the compiled program is begun, where it suits the model
     with connected(app) as client:
 
         def status(host: str, **key: str) -> int:

@@ -22,8 +22,7 @@ def export(
 ) -> Path:
     """A file with the model, with these options of `write` instead of those of the tests."""
     stored = StoredModel("gpt", model.config, model.state_dict(), tokenizer, template)
-    usual = {"precision": "float32", "snapshots": [], "text": None, "megabytes": 8}
-    write(path, stored, "tiny", **{**usual, **options})
+    write(path, stored, **{"name": "tiny", "precision": "float32", **options})
     return path
 
 

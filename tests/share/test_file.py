@@ -10,7 +10,9 @@ import torch
 from tiny_runs import gpt
 
 from gpt import GPTConfig, Tokenizer
+from gpt.config import USUAL_TEMPERATURE, USUAL_TOP_K
 from gpt.share import file
+from gpt.share.page import served_page
 from gpt.weights.checkpoint import RunPart
 from gpt.weights.load import StoredModel
 from gpt.weights.runs import snapshots_of
@@ -56,8 +58,15 @@ def test_snapshots_are_spread_over_the_steps_within_their_megabytes(tmp_path):
 
 def test_the_size_is_that_of_the_file_with_its_text(tmp_path):
     path, stored = tmp_path / "it.html", StoredModel("gpt", SHAPE, sharp(SHAPE).state_dict())
-    said = file.write(path, stored, "tiny", "int8", [], np.full(300_000, 5000, np.uint16), 8)
+    said = file.write(path, stored, name="tiny", text=np.full(300_000, 5000, np.uint16))
     assert f"{path.stat().st_size / 1e6:.1f} MB" in said  # a letter of the text takes up to three bytes
+
+
+def test_the_sliders_of_the_page_begin_with_what_gpt_generate_takes():
+    page, _ = served_page()
+    for name, value in (("temperature", USUAL_TEMPERATURE), ("top_k", USUAL_TOP_K)):
+        (slider,) = re.findall(f'<input [^>]*id="{name}"[^>]*>', page)
+        assert f' value="{value}"' in slider
 
 
 @needs_node

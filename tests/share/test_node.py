@@ -1,7 +1,6 @@
 # ruff: noqa: RUF001 - many scripts
 """The scripts of an exported file against the model, the tokenizer and the sampling of this package."""
 
-import json
 import random
 import re
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 
 from gpt import GPTConfig, Tokenizer
 from gpt.generation import Sampling, stream_samples
-from gpt.generation.healing import typed_prompt
+from gpt.generation.healing import agreeing_ids, typed_prompt
 from gpt.generation.sampling import sample_tokens, uniform
 from gpt.generation.text import TextStream
 from gpt.text.template import Template
@@ -135,23 +134,21 @@ ENDS = [
 ]  # fmt: skip
 
 
-def as_json(prompt) -> dict:
-    """A prompt in the form of the scripts."""
-    form = {"ids": prompt.tokens}
-    if ending := prompt.ending:
-        ways = [way._asdict() for way in ending.ways]
-        for way in ways:
-            if way["end"] is None:
-                del way["end"]
-        others = {"word": ending.word, "longest": ending.longest, "isAll": ending.is_all}
-        form["ending"] = {"ways": ways, **others}
-    return json.loads(json.dumps(form))
+def test_the_tokens_of_a_prompts_last_word_are_the_engines(tokenizer, asked):
+    texts = [*ENDS, *strings(100), "", LETTERS]
+    (counts,) = asked(["healed", texts])
+    assert counts == [typed_prompt(tokenizer, text).healed for text in texts]
 
 
-def test_the_ways_to_cut_a_prompts_last_word_are_the_engines(tokenizer, asked):
-    texts = [*ENDS, *strings(100 if tokenizer.n_vocab < 1000 else 5), "", LETTERS]
-    (prompts,) = asked(["typed", texts])
-    assert prompts == [as_json(typed_prompt(tokenizer, text)) for text in texts]
+def test_the_tokens_that_agree_with_typed_bytes_are_the_engines(tokenizer, asked):
+    typed = [" t", "re", " ", "'", "\n  ", "日", "functional", "xyzzy"]
+    (found,) = asked(["agreeing", typed])
+    expected = [sorted(agreeing_ids(tokenizer, text.encode())) for text in typed]
+    assert found == expected
+    for text, ids in zip(typed, expected, strict=True):
+        data = text.encode()
+        fitting = [token[: len(data)] == data[: len(token)] for token in tokenizer.tokens]
+        assert ids == np.flatnonzero(fitting).tolist()
 
 
 def test_typed_prompts_are_continued_as_gpt_generate_does(exported):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tiny_runs import fit
 
+from gpt.errors import DivergedError
 from gpt.training.module import LanguageModel
 from gpt.weights.checkpoint import read
 
@@ -21,7 +22,7 @@ def test_it_stops_before_the_weights_are_touched(workplace, monkeypatch, capsys)
         return result * math.inf if self.training and next(batches) == 12 else result
 
     monkeypatch.setattr(LanguageModel, "loss", loss)
-    assert fit(STEPS) == 2
+    assert fit(STEPS) == DivergedError.status
     err = capsys.readouterr().err
     assert "at step 6: stopped before weights changed" in err
     assert err.count("gpt fit: ") == 1
@@ -37,6 +38,6 @@ def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypa
         return result
 
     monkeypatch.setattr(LanguageModel, "loss", loss)
-    assert fit(STEPS, "--data.val_fraction 0") == 2
+    assert fit(STEPS, "--data.val_fraction 0") == DivergedError.status
     assert "gradient norm nan at step 1" in capsys.readouterr().err
     assert not list(Path("runs/bad/checkpoints").iterdir())

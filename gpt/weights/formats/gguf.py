@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from gpt.config import GPTConfig
+from gpt.config import USUAL_TEMPERATURE, USUAL_TOP_K, GPTConfig
 from gpt.errors import missing_extra
 from gpt.files import atomic_write
 from gpt.text.table import END_OF_TEXT, to_json
@@ -13,7 +13,13 @@ from gpt.weights.formats import nanogpt
 from gpt.weights.formats.table import Weights, from_gpt
 
 # Sample as `gpt generate` does; Ollama's defaults penalize repetition and cut off more tokens.
-_DRAWN = {"temperature": 0.8, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+_DRAWN = {
+    "temperature": USUAL_TEMPERATURE,
+    "top_k": USUAL_TOP_K,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+}
 
 
 def write(
