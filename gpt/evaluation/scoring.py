@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.data.prepared import Prepared
-from gpt.data.windows import IGNORE_INDEX, each_token_once, make_batch
+from gpt.data.windows import IGNORE_INDEX, Batch, each_token_once, make_batch
 from gpt.errors import InputError
 from gpt.model import GPT
 
@@ -51,24 +51,32 @@ def score_windows(
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """Yield, batch by batch, the nats of a split's windows and their bytes, both (B,).
 
-    Each token is scored once, or only about `most` tokens, spread over the split. `<|endoftext|>` precedes
-    the first. Windows have the model's context length, and end where examples end. `isolate` keeps attention
-    within documents. The model has to be in evaluation mode. Raises InputError for a split without tokens.
+    The windows are those of `batches_of`. The model has to be in evaluation mode. Raises InputError for a
+    split without tokens.
+    """
+    byte_lengths = prepared.tokenizer.byte_lengths()
+    for x, targets, *ids in batches_of(prepared, split, model.config.context_length, most, isolate=isolate):
+        nats = score(model, x, targets, *ids)
+        yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
+
+
+def batches_of(
+    prepared: Prepared, split: str, length: int, most: int = sys.maxsize, *, isolate: bool = False
+) -> Iterator[Batch]:
+    """Yield batches of windows of `length` tokens that have each token of a split once.
+
+    With `most`, they have only about so many tokens, spread over the split. `<|endoftext|>` precedes the
+    first. Windows end where examples end. With `isolate`, the document of each token follows x and y. Raises
+    InputError for a split without tokens.
     """
     stream = prepared.stream(split)
     if not len(stream):
         raise InputError(f"there is no text to score in the split {split}")
-    length = model.config.context_length
-    byte_lengths = prepared.tokenizer.byte_lengths()
     every = -(-len(stream) // most)
     starts, lengths = (part[::every] for part in each_token_once(stream, length))
     for first in range(0, len(starts), _WINDOWS):
         batch = slice(first, first + _WINDOWS)
-        spans = starts[batch], lengths[batch]
-        # (B, T) each; with `isolate` there are document ids, too
-        x, targets, *ids = make_batch(stream, spans, length, isolate)
-        nats = score(model, x, targets, *ids)
-        yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
+        yield make_batch(stream, (starts[batch], lengths[batch]), length, isolate)
 
 
 def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,31 +1,42 @@
-"""Temperature scaling, for a model that is overconfident after many epochs on its text."""
+"""Temperature scaling, for a model that is overconfident after many epochs on its text.
 
-from copy import deepcopy
+Shapes: N tokens, D emb_dim.
+"""
 
 import torch
+from torch import Tensor
 
 from gpt.data.prepared import Prepared
-from gpt.evaluation.scoring import score_windows
+from gpt.evaluation.scoring import batches_of
 from gpt.model import GPT
+from gpt.training.loss import head_cross_entropy
 
 _STEP = 1.05
 _SAMPLE = 4096  # tokens, enough to find the temperature within 1 %
 
 
+@torch.no_grad()
 def find_temperature(model: GPT, prepared: Prepared, isolate: bool = False) -> tuple[float, float]:
     """Find the temperature at which held-out text has the lowest loss (Guo et al. 2017, section 4.2).
 
     Returns the temperature (1, 1.05, 1.05 ** 2, ...) and a ratio: the loss on `_SAMPLE` held-out tokens with
     the logits divided by it, over the loss without. `isolate` keeps attention within documents, as in the
-    run's validation. The model is not changed.
+    run's validation. The model has to be in evaluation mode.
     """
-    scaled = deepcopy(model).eval()
-    nats = [_nats(scaled, prepared, isolate)]
-    while True:
-        divide_logits(scaled, _STEP)
-        nats.append(_nats(scaled, prepared, isolate))
-        if not nats[-1] < nats[-2]:
-            return _STEP ** (len(nats) - 2), nats[-2] / nats[0]
+    features, targets = _held_out(model, prepared, isolate)
+
+    def loss(power: int) -> float:
+        """Return the loss in nats with the temperature `_STEP ** power`.
+
+        A head computes logits that are linear in the features, so these are divided.
+        """
+        return float(head_cross_entropy(model.head, features / _STEP**power, targets))
+
+    losses = [loss(0), loss(1)]
+    while losses[-1] < losses[-2]:
+        losses.append(loss(len(losses)))
+    best = len(losses) - 2
+    return _STEP**best, losses[best] / losses[0]
 
 
 @torch.no_grad()
@@ -35,6 +46,14 @@ def divide_logits(model: GPT, temperature: float) -> None:
         parameter.div_(temperature)
 
 
-def _nats(model: GPT, prepared: Prepared, isolate: bool) -> float:
-    windows = score_windows(model, prepared, "val", _SAMPLE, isolate=isolate)
-    return sum(float(nats.sum()) for nats, _ in windows)
+def _held_out(model: GPT, prepared: Prepared, isolate: bool) -> tuple[Tensor, Tensor]:
+    """Return the features (N, D) that the head reads, and the targets (N,), of a sample of held-out text."""
+    device = model.token_embedding.weight.device
+    features = []
+    targets = []
+    length = model.config.context_length
+    for x, y, *documents in batches_of(prepared, "val", length, _SAMPLE, isolate=isolate):
+        document_ids = documents[0].to(device) if documents else None
+        features.append(model.features(x.to(device), document_ids=document_ids).flatten(0, 1))
+        targets.append(y.to(device).flatten())
+    return torch.cat(features), torch.cat(targets)

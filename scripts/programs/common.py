@@ -10,6 +10,7 @@ import torch
 from benchmarks.common import listening
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
+from gpt.generation import Sampling, stream_samples
 from gpt.serve.app import create_app
 from gpt.weights.commands import write_export
 from gpt.weights.load import StoredModel
@@ -71,8 +72,10 @@ class Place:
 
     @cached_property
     def text(self) -> str:
-        """The greedy text after PROMPT."""
-        return self.tokenizer.decode(self.new_ids)
+        """The greedy text after PROMPT as a typed text, whose last word may be cut into other tokens."""
+        greedy = Sampling(temperature=0)
+        pieces = stream_samples(self.model, self.tokenizer, PROMPT, sampling=greedy, max_new_tokens=NEW)
+        return "".join(piece for _, piece in pieces)
 
     def export(self, form: str) -> Path:
         """The folder of an export, which is written once."""
