@@ -116,8 +116,8 @@ def is_prepared(corpus: str) -> bool:
 
 
 def _is_of_another_version(folder: Path) -> bool:
-    has_meta = (folder / META).is_file() or not any(folder.glob(_META_OF_ANY_VERSION))
-    return (folder / "train.bin").is_file() and not has_meta
+    is_of_any = (folder / "train.bin").is_file() and any(folder.glob(_META_OF_ANY_VERSION))
+    return is_of_any and not (folder / META).is_file()
 
 
 def find_prepared(sha256: str, folders: Iterable[Path]) -> "Prepared | None":
@@ -145,6 +145,13 @@ def _check_counts(split: str, counts: Counts) -> None:
         raise InputError(f"the counts of {split} contradict one another")
 
 
+def _check_starts(split: str, counts: Counts, starts: NDArray[np.int64]) -> None:
+    """Raise InputError unless the first document of a split begins at 0, and each has tokens."""
+    lengths = np.diff(starts, append=counts.tokens)
+    if starts[:1].any() or (starts < 0).any() or (lengths < 1).any():
+        raise InputError(f"the index of the documents of {split} does not fit its {counts.tokens} tokens")
+
+
 class Prepared:
     """A prepared folder, memory-mapped.
 
@@ -164,31 +171,29 @@ class Prepared:
             if self.template is not None:
                 build(Template, self.template)  # it checks the texts
             self.dtype = token_dtype(self.template is not None)
-            for split, counts in self.counts.items():
-                _check_counts(split, counts)
-                self._check_size(f"{split}.bin", counts.tokens * self.dtype.itemsize)
-                self._check_size(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
-                if self.template is not None:  # the index of plain text is read by no command
-                    self._check_starts(split, counts)
+            self._streams = {split: self._opened(split, counts) for split, counts in self.counts.items()}
         except (OSError, ValueError) as error:
             raise InputError(f"{folder} is not what gpt prepare writes: {error}; prepare it again") from error
+
+    def _opened(self, split: str, counts: Counts) -> Stream:
+        """Return the tokens of a split. Raises InputError if its counts or its files are wrong."""
+        _check_counts(split, counts)
+        self._check_size(f"{split}.bin", counts.tokens * self.dtype.itemsize)
+        self._check_size(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
+        starts = None
+        if self.template is not None:  # the index of plain text is read by no command
+            starts = self.document_starts(split)
+            _check_starts(split, counts, starts)
+        return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot, starts)
 
     def _check_size(self, name: str, expected: int) -> None:
         size = (self.folder / name).stat().st_size
         if size != expected:
             raise InputError(f"{name} has {size} bytes, expected {expected}")
 
-    def _check_starts(self, split: str, counts: Counts) -> None:
-        """Raise InputError unless the first document of a split begins at 0, and each has tokens."""
-        starts = self.document_starts(split)
-        lengths = np.diff(starts, append=counts.tokens)
-        if starts[:1].any() or (starts < 0).any() or (lengths < 1).any():
-            raise InputError(f"the index of the documents of {split} does not fit its {counts.tokens} tokens")
-
     def stream(self, split: str) -> Stream:
         """Return the tokens of `train` or `val`."""
-        starts = None if self.template is None else self.document_starts(split)
-        return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot, starts)
+        return self._streams[split]
 
     def spread_ids(self, most: int, split: str) -> NDArray[np.int64]:
         """Return about `most` ids of a split, in rows of neighbours that are spread evenly over it."""
@@ -203,9 +208,10 @@ class Prepared:
 
     def example_lengths(self) -> NDArray[np.int64]:
         """Return the number of tokens of each training example, (examples,). Empty for plain text."""
-        if self.template is None:
+        starts = self.stream("train").example_starts
+        if starts is None:
             return np.empty(0, np.int64)
-        return np.diff(self.document_starts("train"), append=self.counts["train"].tokens)
+        return np.diff(starts, append=self.counts["train"].tokens)
 
     def check_examples(self, context_length: int) -> None:
         """Warn if examples are longer than a window."""
