@@ -93,16 +93,27 @@ def score(model: GPT, tokens: Tensor, targets: Tensor, document_ids: Tensor | No
     All arguments are (B, T) int64. Targets of IGNORE_INDEX are not scored: their nats are 0. With
     `document_ids`, attention keeps within documents.
     """
-    device = model.token_embedding.weight.device
-    tokens, targets = (ids.to(device) for ids in (tokens, targets))
-    if document_ids is not None:
-        document_ids = document_ids.to(device)
-    scored = targets != IGNORE_INDEX
-    features = model.features(tokens, document_ids=document_ids)[scored]  # (N, D)
     nats = torch.zeros(targets.shape, dtype=torch.float64)
-    tensors = (scored.nonzero().cpu(), features, targets[scored])
+    places = (targets != IGNORE_INDEX).nonzero()  # (N, 2)
+    tensors = (places, *scored_features(model, tokens, targets, document_ids))
     for place, part, wanted in zip(*(torch.split(tensor, _AT_ONCE) for tensor in tensors), strict=True):
         logits = model.head(part).float()  # (n, V)
         losses = F.cross_entropy(logits, wanted, reduction="none")
         nats[place.unbind(1)] = losses.cpu().double()  # MPS has no float64
     return nats
+
+
+def scored_features(
+    model: GPT, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what the head reads at the scored positions, (N, D), and their targets, (N,), on its device.
+
+    The arguments are those of `score`.
+    """
+    device = model.token_embedding.weight.device
+    if document_ids is not None:
+        document_ids = document_ids.to(device)
+    features = model.features(tokens.to(device), document_ids=document_ids)  # (B, T, D)
+    targets = targets.to(device)
+    scored = targets != IGNORE_INDEX
+    return features[scored], targets[scored]

@@ -4,10 +4,9 @@ Shapes: N tokens, D emb_dim.
 """
 
 import torch
-from torch import Tensor
 
 from gpt.data.prepared import Prepared
-from gpt.evaluation.scoring import batches_of
+from gpt.evaluation.scoring import batches_of, scored_features
 from gpt.model import GPT
 from gpt.training.loss import head_cross_entropy
 
@@ -23,7 +22,9 @@ def find_temperature(model: GPT, prepared: Prepared, isolate: bool = False) -> t
     the logits divided by it, over the loss without. `isolate` keeps attention within documents, as in the
     run's validation. The model has to be in evaluation mode.
     """
-    features, targets = _held_out(model, prepared, isolate)
+    batches = batches_of(prepared, "val", model.config.context_length, _SAMPLE, isolate=isolate)
+    scored = [scored_features(model, *batch) for batch in batches]
+    features, targets = (torch.cat(tensors) for tensors in zip(*scored, strict=True))  # (N, D) and (N,)
 
     def loss(power: int) -> float:
         """Return the loss in nats with the temperature `_STEP ** power`.
@@ -44,16 +45,3 @@ def divide_logits(model: GPT, temperature: float) -> None:
     """Divide a model's logits by the temperature, by scaling the weights of its last norm."""
     for parameter in model.final_norm.parameters():
         parameter.div_(temperature)
-
-
-def _held_out(model: GPT, prepared: Prepared, isolate: bool) -> tuple[Tensor, Tensor]:
-    """Return the features (N, D) that the head reads, and the targets (N,), of a sample of held-out text."""
-    device = model.token_embedding.weight.device
-    features = []
-    targets = []
-    length = model.config.context_length
-    for x, y, *documents in batches_of(prepared, "val", length, _SAMPLE, isolate=isolate):
-        document_ids = documents[0].to(device) if documents else None
-        features.append(model.features(x.to(device), document_ids=document_ids).flatten(0, 1))
-        targets.append(y.to(device).flatten())
-    return torch.cat(features), torch.cat(targets)
