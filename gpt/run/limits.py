@@ -240,8 +240,9 @@ class Limits:
         self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
         if plan:
             run.is_part = not plan.is_whole
-        guess = plan.steps if plan else run.total
-        self._parts = Parts(guess if run.is_part else None)
+        # The number of updates while the speed is not known; None where steps and epochs decide.
+        self._guess = plan.steps if plan else run.total if run.is_part else None
+        self._parts = Parts(self._guess if run.is_part else None)
         is_tuning = deadline and plan is None
         self._history = LossHistory(run, options.early_stopping, stops_rising=is_tuning)
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
@@ -253,8 +254,8 @@ class Limits:
         `surplus` is `run.step` minus the updates of the present size that would have read as much text. It is
         0 unless the size of an update has changed since the run began.
         """
-        if self._plan or self.run.is_part:
-            self._take(End(self._plan.steps if self._plan else self.run.total, "a guess"))
+        if self._guess is not None:
+            self._take(End(self._guess, "a guess"))
             return
         self._fixed = first_of_steps_and_epochs(
             self.options.trainer, self.run.total, updates_per_epoch, surplus
@@ -365,7 +366,7 @@ class Limits:
         """Return the last update in time; while nothing is known of the speed, the plan's guess."""
         last = time.last_step(self.run, elapsed, self.interval)
         if last is None:
-            return self._plan.steps if self._plan else _ENDLESS
+            return _ENDLESS if self._guess is None else self._guess
         return last
 
     def _time_limit(self, left: float | None) -> TimeLimit | None:
