@@ -115,7 +115,7 @@ def lines(design: Design, outcomes: Outcomes) -> list[str]:
         "",
         *aligned(_rows(design, outcomes, differences)),
         "",
-        *([*aligned(_rows_by_text(design, outcomes)), ""] if len(design.texts) > 1 else []),
+        *([*aligned(_rows_by_text(design, outcomes, differences)), ""] if len(design.texts) > 1 else []),
         *verdicts,
         "",
         "Lower is better. Brackets: 95 % intervals of the mean difference between runs of the same seed.",
@@ -141,16 +141,18 @@ def _rows(
     return rows
 
 
-def _rows_by_text(design: Design, outcomes: Outcomes) -> list[tuple[str, ...]]:
+def _rows_by_text(
+    design: Design, outcomes: Outcomes, differences: Mapping[Candidate, Difference | None]
+) -> list[tuple[str, ...]]:
     """Return one row per text: the base's result, and each variant's mean difference."""
-    differences = [difference(design, outcomes, candidate) for candidate in design.candidates[1:]]
     names = [candidate.variant.name for candidate in design.candidates]
     rows: list[tuple[str, ...]] = [("text, in the same steps", *names)]
     of_base = design.table(outcomes, design.base)
     for number, text in enumerate(design.texts):
         base = fmean(outcome.bits for outcome in of_base[number])
         means = [
-            percent(fmean(measured.bits[number])) if measured else "diverged" for measured in differences
+            percent(fmean(measured.bits[number])) if measured else "diverged"
+            for measured in differences.values()
         ]
         rows.append((text.name, f"{base:.4f}", *means))
     return rows
