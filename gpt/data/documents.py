@@ -47,7 +47,7 @@ class Columns:
     names: tuple[str, ...]
     """Those of a pair are two, or three: then the middle one holds an input that belongs to the prompt."""
     style: str = ""
-    """What this form of examples is called."""
+    """The name of this form of examples; empty for plain text."""
 
     @property
     def needed(self) -> tuple[str, ...]:

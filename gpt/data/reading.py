@@ -10,7 +10,7 @@ from gpt.text.template import DEFAULT_TEMPLATE, Template
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a corpus is read and divided: options of `gpt prepare`, which describes them.
+    """The options by which a corpus is read and divided; `gpt.data.prepare.prepare` describes each.
 
     None stands for what the corpus file says, or else for the default. Raises InputError for `most_bytes`
     below 1.

@@ -93,9 +93,9 @@ class _Merging:
         self._next = self._draw()  # how many merges from now the next skipped one is; 1 is the very next
 
     def leaves(self, merges: int) -> bool:
-        """Whether none of the next `merges` merges is skipped: then the word stays as it is.
+        """Return whether none of the next `merges` merges is skipped, so that the word does not change.
 
-        At a share of 0.05 most words stay, and for these nothing has to be merged.
+        At a share of 0.05 most words do not, and for these nothing has to be merged.
         """
         if merges >= self._next:
             return False

@@ -17,7 +17,7 @@ def plain_message(message: JsonObject) -> JsonObject:
     """Return a message of OpenAI's newer form in the older one, which `Template.parts` reads.
 
     The newer form calls the role `system` `developer`, and can have a list of parts as the content. A content
-    whose parts are not all texts stays as it is.
+    with a part that is no text is not changed.
     """
     if message.get("role") == "developer":
         message = {**message, "role": "system"}
