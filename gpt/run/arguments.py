@@ -21,7 +21,7 @@ from gpt.errors import InputError, did_you_mean
 from gpt.files import shipped
 from gpt.help import HelpFormatter, value_name
 from gpt.plain import Json, JsonObject, check_option, check_options, parse_yaml, with_first
-from gpt.run.options import OPTIONS, Options
+from gpt.run.options import OPTIONS, Options, StartOptions
 
 T = TypeVar("T")
 Values = JsonObject  # option values by dotted name, such as "data.batch_size"
@@ -135,8 +135,13 @@ def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
 
 
 def options_of(values: Values) -> Options:
-    """Build `Options` from these values, with defaults for the others."""
+    """Build the options of a run from these values, with defaults for the others."""
     return _built(Options, values)
+
+
+def start_options(values: Values) -> StartOptions:
+    """Build the options of a start from these values, with defaults for the others."""
+    return _built(StartOptions, values)
 
 
 def _built(kind: type[T], values: Values, prefix: str = "") -> T:

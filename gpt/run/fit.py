@@ -27,8 +27,8 @@ from gpt.run.distributed import data_parallel
 from gpt.run.lightning_private import silence_warnings
 from gpt.run.loop import Loop
 from gpt.run.options import Options
+from gpt.run.origin import Origin
 from gpt.run.signals import Stopped
-from gpt.run.start import Start
 from gpt.run.summary import Figures, Summary, best_bits_per_byte, for_people
 from gpt.run.temperature import divide_logits
 from gpt.threads import sharing_cores
@@ -46,7 +46,7 @@ def prepare_process() -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def fit(origin: Start) -> None:
+def fit(origin: Origin) -> None:
     """Train. A run that a signal ended exits with the status that a shell gives for this signal."""
     training = assemble(origin)
     if origin.is_timed_tuning:
@@ -97,7 +97,7 @@ class Training:
         self.trainer.fit(self.module, datamodule=self.data)
 
 
-def assemble(origin: Start) -> Training:
+def assemble(origin: Origin) -> Training:
     """Build all parts of a run and prepare its text, so that errors appear before its folder is made."""
     options, module, data = build(origin)
     if options.early_stopping and not data.prepared.counts["val"].tokens:
@@ -107,7 +107,7 @@ def assemble(origin: Start) -> Training:
     return Training(options, module, data, loop, trainer)
 
 
-def build(origin: Start) -> tuple[Options, LanguageModel, TokenData]:
+def build(origin: Origin) -> tuple[Options, LanguageModel, TokenData]:
     """Return the completed options, the model and the data, whose text is prepared."""
     seed = origin.options.seed_everything
     model = origin.options.model
@@ -137,7 +137,7 @@ def build(origin: Start) -> tuple[Options, LanguageModel, TokenData]:
     return options, module, data
 
 
-def validate(origin: Start) -> None:
+def validate(origin: Origin) -> None:
     """Print a checkpoint's loss, perplexity and bits per byte on held-out text."""
     options, module, data = build(origin)
     if origin.checkpoint:

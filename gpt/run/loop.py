@@ -38,9 +38,9 @@ from gpt.run.folder import folder_of
 from gpt.run.lightning_private import ask_for_validation, skip_sigterm_broadcast
 from gpt.run.limits import Limits
 from gpt.run.options import Options
+from gpt.run.origin import Origin
 from gpt.run.record import Ending, Record, open_loggers
 from gpt.run.signals import Stopped, remembered, stopped
-from gpt.run.start import Start
 from gpt.run.store import Store, has_ended, locked_folder
 from gpt.run.temperature import find_temperature
 from gpt.training.guard import scaler_of
@@ -56,7 +56,7 @@ class Loop(Callback):
     `run.step` takes its value, and all else reads it there.
     """
 
-    def __init__(self, options: Options, module: LanguageModel, data: TokenData, origin: Start) -> None:
+    def __init__(self, options: Options, module: LanguageModel, data: TokenData, origin: Origin) -> None:
         self.options = options
         self.module = module
         self.data = data

@@ -88,12 +88,12 @@ class TrainerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """All options of a run; InputError for a value out of its range."""
+class StartOptions:
+    """What a command begins with; InputError if they contradict each other.
 
-    run: str = "run"
-    """Name of the folder under runs/ to write to; runs/NAME-2 if it exists.
-    Elsewhere: out_dir, output_dir, default_root_dir."""
+    They are no options of the run: neither its config.yaml nor a checkpoint has them.
+    """
+
     resume: str | None = None
     """Resume a run: its folder, a checkpoint, `auto` for the newest checkpoint of --run or of all runs,
     `auto_or_new` to begin --run if it has none. Elsewhere: resume_from_checkpoint."""
@@ -102,6 +102,19 @@ class Options:
     minutes: str | None = None
     """Choose a model that suits the text and this time, and train it. The time, such as 90s, 10m or 8h,
     includes start and end. Elsewhere: time."""
+
+    def __post_init__(self) -> None:
+        if self.resume is not None and self.ckpt_path is not None:
+            raise InputError("--resume and --ckpt_path name a checkpoint: give only one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """All options of a run; InputError for a value out of its range."""
+
+    run: str = "run"
+    """Name of the folder under runs/ to write to; runs/NAME-2 if it exists.
+    Elsewhere: out_dir, output_dir, default_root_dir."""
     seed_everything: int = 1337
     """Random seed of the initial weights, dropout and the order of the text. Rare. Elsewhere: seed."""
     checkpoint_every: int = 500
@@ -140,7 +153,7 @@ class Option(NamedTuple):
     text: str
 
 
-def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, Option]]:
+def all_options(kind: type, prefix: str = "") -> Iterator[tuple[str, Option]]:
     """Yield each option with its dotted name, in the order of the help."""
     hints = get_type_hints(kind)
     texts = {param.arg_name: param.description or "" for param in parse_from_object(kind).params}
@@ -153,4 +166,7 @@ def all_options(kind: type = Options, prefix: str = "") -> Iterator[tuple[str, O
             yield name, Option(hint, field.default, " ".join(texts.get(field.name, "").split()))
 
 
-OPTIONS = dict(all_options())
+START_OPTIONS = dict(all_options(StartOptions))
+OPTIONS = {**START_OPTIONS, **dict(all_options(Options))}
+LIMITS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
+"""The options that limit a run's length."""

@@ -12,8 +12,8 @@ from gpt.progress import report
 from gpt.run.checkpoint import Checkpoints
 from gpt.run.folder import CONFIG, RunFolder, folder_of
 from gpt.run.options import Options
+from gpt.run.origin import Origin
 from gpt.run.snapshots import Snapshots
-from gpt.run.start import Start
 from gpt.training.lora import ALPHA
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import AdapterPart, without_adapters
@@ -39,7 +39,7 @@ class Store:
         self,
         files: RunFolder,
         options: Options,
-        origin: Start,
+        origin: Origin,
         run: RunPart,
         module: LanguageModel,
         data: TokenData,
@@ -96,7 +96,7 @@ class Store:
         return as_dict(part)
 
 
-def locked_folder(origin: Start, name: str) -> RunFolder:
+def locked_folder(origin: Origin, name: str) -> RunFolder:
     """Return the run's locked folder: the one locked before its checkpoint was read, or a new one.
 
     Raises InputError if another process has begun this run since then.

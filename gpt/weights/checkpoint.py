@@ -11,8 +11,8 @@ The header's metadata has these texts, besides safetensors' own `format`:
 
 - `version`, the number of this format
 - `model`, a `ModelPart`, all that is needed to use the weights: `gpt/weights/load.py`, for every command;
-  `gpt/run/start.py` and `gpt/run/fit.py`, to resume and to tell the temperature
-- `run`, a `RunPart`, the state of the run, which a snapshot lacks: `gpt/run/start.py`, to resume;
+  `gpt/run/resumed.py` and `gpt/run/fit.py`, to resume and to tell the temperature
+- `run`, a `RunPart`, the state of the run, which a snapshot lacks: `gpt/run/resumed.py`, to resume;
   `gpt/weights/runs.py`, to find the newest checkpoint; `gpt/run/listing.py`, `gpt/serve/start.py` and
   `gpt/share/export.py`, to show figures of the run
 - `sums`, the CRC-32 of each tensor: `read_model` checks the weights by it and reads no optimizer's state

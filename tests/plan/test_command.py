@@ -22,7 +22,8 @@ from gpt.plan import command
 from gpt.plan.command import Planner, measure, measure_prepared
 from gpt.plan.rule import bytes_to_read
 from gpt.run.options import Options
-from gpt.run.start import Start, start
+from gpt.run.origin import Origin
+from gpt.run.start import start
 from gpt.training import speed
 from gpt.training.speed import Machine
 
@@ -31,7 +32,7 @@ ON_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
 PLAIN = " ".join(f"--{name} {value}" for name, value in ON_CPU.items())
 
 
-def begin(command: str, **how: float | None) -> Start:
+def begin(command: str, **how: float | None) -> Origin:
     """What `gpt fit COMMAND` begins with on the CPU."""
     return start("fit", f"{command} {PLAIN}".split(), **how)
 

@@ -12,7 +12,7 @@ from tiny_runs import checkpoint, contents, fit, gpt, rows
 
 from gpt.errors import InputError
 from gpt.files import Folder
-from gpt.run import start
+from gpt.run import resumed
 from gpt.run.checkpoint import Checkpoints
 from gpt.run.folder import Claim
 from gpt.weights import checkpoint as checkpoints
@@ -56,14 +56,14 @@ def test_a_run_is_locked_before_its_checkpoint_is_read(mine, monkeypatch, capsys
     """Another process resumes it and ends between the two."""
     statuses = []
 
-    def meanwhile(path, read=start.read):
+    def meanwhile(path, read=resumed.read):
         checkpoint = read(path)
         if not statuses:
             statuses.append(None)
             statuses[0] = gpt(f"{RESUME} 9")
         return checkpoint
 
-    monkeypatch.setattr(start, "read", meanwhile)
+    monkeypatch.setattr(resumed, "read", meanwhile)
     assert gpt(f"{RESUME} 3") == 0
     assert statuses == [2] and "is in use by another process" in capsys.readouterr().err
     assert read(LAST).run.step == 3

@@ -12,8 +12,8 @@ from rewritten import rewritten
 from tiny_runs import COMMAND, checkpoint, fit, gpt
 
 from gpt.cli import main
+from gpt.run.local import is_local
 from gpt.run.options import OPTIONS, TrainerOptions
-from gpt.run.start import is_local
 from gpt.training.module import LanguageModel
 
 POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", "shell": True}}

@@ -1,0 +1,140 @@
+"""Resume a run: find its checkpoint, and join its options with those that are given now."""
+
+from pathlib import Path
+
+from gpt.errors import InputError
+from gpt.plain import as_dict, shown
+from gpt.progress import counted, notice, report
+from gpt.run.arguments import Values, known, options_of, typed
+from gpt.run.folder import folder_of_checkpoint
+from gpt.run.local import check_local
+from gpt.run.options import LIMITS, START_OPTIONS, Options
+from gpt.run.origin import Origin
+from gpt.text.tokenizer import Tokenizer
+from gpt.weights.checkpoint import Checkpoint, LaterFormat, RunPart, read
+from gpt.weights.formats.table import check_complete
+from gpt.weights.runs import RUNS, checkpoints_of, newest_run
+
+AUTO = "auto"
+AUTO_OR_NEW = "auto_or_new"
+_WHERE = ("trainer.devices", "trainer.accelerator", "trainer.logger")
+"""Options that suit the machine that saved them. They are not taken from a checkpoint."""
+_BY_WEIGHTS = (
+    *("model.config.", "model.optimizer.name", "model.lora.rank", "model.init_from"),
+    "data.vocabulary",
+)
+"""Options, or beginnings of their names, that the weights of a checkpoint decide."""
+_NOT_BY_WEIGHTS = ("model.config.dropout", "model.config.window_dropout")
+"""Exceptions from these."""
+
+
+def place_of(resume: str, run: str | None) -> Path:
+    """Return the checkpoint to resume from, or the folder of a run that has one.
+
+    `resume` is one of these, or "auto" for the folder of `run`, by default of the newest run. "auto_or_new"
+    is like "auto", but needs `run`, which may have no checkpoint yet.
+    """
+    if resume not in (AUTO, AUTO_OR_NEW):
+        return Path(resume)
+    if run is not None:
+        return RUNS / run
+    if resume == AUTO_OR_NEW:
+        raise InputError("--resume auto_or_new needs the name of the run: give it with --run")
+    newest = newest_run()
+    if newest is None:
+        raise InputError(f"no checkpoint under {RUNS}/ to resume: start a run with 'gpt fit'")
+    return newest
+
+
+def newest_in(folder: Path) -> Checkpoint:
+    """Read a run's newest intact checkpoint, and report newer ones that are broken."""
+    for path in checkpoints_of(folder):
+        try:
+            return read_resumable(path)
+        except LaterFormat:
+            raise
+        except InputError:
+            notice(f"skipped {path}, which is broken")
+    raise InputError(f"no checkpoint in {folder} to resume")
+
+
+def read_resumable(path: Path) -> Checkpoint:
+    """Read a checkpoint with the state of its run; InputError for a snapshot, which has none."""
+    checkpoint = read(path)
+    if checkpoint.run is None:
+        raise InputError(f"{path} is a snapshot, which holds only weights: it cannot be resumed")
+    return checkpoint
+
+
+def resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -> Origin:
+    """Return what a run begins with that has a checkpoint: its options, which the given ones override.
+
+    `own` are the options of the command line, and `given` also has those of its files.
+    """
+    path = checkpoint.path
+    run = checkpoint.run or RunPart()
+    folder = folder_of_checkpoint(path)
+    if folder and own.get("run", folder.name) != folder.name:
+        raise InputError(f"--run {own['run']} is not the run that is resumed, {folder}: leave --run out")
+    written, unknown = known(run.options)
+    saved = _saved_options(checkpoint, written)
+    if "data.corpus" not in {**saved, **given}:
+        raise InputError(f"{path} does not name its text: give it with --data.corpus")
+    check_local(str(path), {"data.corpus": saved.get("data.corpus")}, given.keys())
+    options = options_of({**saved, **given})
+    lines = [f"resuming {path}, after step {run.step}"]
+    if names := ", ".join((*checkpoint.unknown, *unknown)):
+        lines.append(f"ignored what a later version has saved and this one does not know: {names}")
+    if run.planned_seconds is not None:
+        saved["trainer.max_steps"] = run.total  # where the run ends at present; a plan's steps were a guess
+    lines += [
+        f"changed {name}: {shown(saved[name])} -> {shown(given[name])}" for name in _changed(saved, given)
+    ]
+    if given.keys() & set(LIMITS):
+        run.forget_end()
+    if command == "fit":
+        report(*lines, *_other_processes(options, written))
+    part = checkpoint.model
+    tokenizer = Tokenizer.from_dict(part.tokenizer) if part.tokenizer else None
+    return Origin(options=options, tokenizer=tokenizer, checkpoint=checkpoint, run=run, folder=folder)
+
+
+def _saved_options(checkpoint: Checkpoint, written: Values) -> Values:
+    """Return the options of a checkpoint, `written` as nested mappings, without those for another machine.
+
+    The weights decide the model's shape. Raises InputError, which names the file, for weights or options that
+    cannot be used.
+    """
+    try:
+        check_complete(checkpoint.config, checkpoint.all_weights())
+        left_out = {*_WHERE, *START_OPTIONS}  # earlier versions have saved the latter, too
+        saved = {name: value for name, value in typed(written).items() if name not in left_out}
+        shape = typed({"model": {"config": as_dict(checkpoint.config)}})
+        saved = {**saved, **shape, **{name: saved[name] for name in _NOT_BY_WEIGHTS if name in saved}}
+        saved["model.lora.rank"] = checkpoint.adapters.rank if checkpoint.adapters else 0
+        options_of(saved)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{checkpoint.path}: {error}") from None
+    return saved
+
+
+def _changed(saved: Values, given: Values) -> list[str]:
+    """Return the options whose given values are not the saved ones; InputError if the weights fix one."""
+    names = given.keys() & saved.keys() - {"run"}
+    changed = sorted(name for name in names if given[name] != saved[name])
+    for name in changed:
+        if name.startswith(_BY_WEIGHTS) and name not in _NOT_BY_WEIGHTS:
+            before = str(saved[name])[:80]
+            what = f"the run that is resumed began with {before}, on which its weights depend"
+            raise InputError(f"--{name} {given[name]}: {what}")
+    return changed
+
+
+def _other_processes(options: Options, written: Values) -> list[str]:
+    """Return a line to report if the number of processes, and so the size of an update, has changed."""
+    before = written.get("trainer", {}).get("devices") or 1
+    now = options.trainer.processes
+    if before == now or options.data.tokens_per_update is not None:
+        return []
+    how = f"for updates of the same size give --trainer.devices {before}, or a larger or smaller batch"
+    return [f"the run had {counted(before, 'process')} on a machine, and this start has {now}: {how}"]
