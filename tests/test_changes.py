@@ -138,8 +138,7 @@ CHANGES: dict[str, dict[str, Texts]] = {
         )
     },
     "a new column of metrics.csv": {
-        "gpt/run/record.py": before("import os\n", "import math\n")
-        | before("    *VALIDATED,\n)", '    "train_perplexity",\n')
+        "gpt/run/record.py": before("    *VALIDATED,\n)", '    "train_perplexity",\n')
         | after('"gradient_norm": norm', ', "train_perplexity": math.exp(loss)')
     },
     "another stop rule": {

@@ -37,9 +37,10 @@ from gpt.run.distributed import check_replicas, on_first
 from gpt.run.folder import folder_of
 from gpt.run.lightning_private import ask_for_validation, skip_sigterm_broadcast
 from gpt.run.limits import Limits
+from gpt.run.loggers import Ending, open_loggers
 from gpt.run.options import Options
 from gpt.run.origin import Origin
-from gpt.run.record import Ending, Record, open_loggers
+from gpt.run.record import Record
 from gpt.run.signals import Stopped, remembered, stopped
 from gpt.run.store import Store, has_ended, locked_folder
 from gpt.run.temperature import find_temperature

@@ -1,43 +1,29 @@
-"""Records of a run: metrics.csv, loggers, samples.txt, the progress on stderr, the figures of summary.json.
+"""The record of a run: metrics.csv, loggers, samples.txt, progress on stderr, the figures of summary.json."""
 
-A resumed run continues its records as they were when its checkpoint was written; later rows are dropped. It
-writes new files instead of appending to old ones, so a link in their place changes nothing elsewhere.
-"""
-
-import csv
-import io
-import json
 import math
-import os
 import sys
 import textwrap
 import time
-import uuid
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import IO, Literal
 
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
 from gpt.config import USUAL_TEMPERATURE, USUAL_TOP_K
 from gpt.data.module import TokenData
-from gpt.errors import InputError
-from gpt.files import Folder
 from gpt.model import GPT
 from gpt.plain import LARGEST
 from gpt.progress import progress, report
+from gpt.run.appended import Appended, kept_rows, kept_samples, with_columns
 from gpt.run.folder import RunFolder
+from gpt.run.loggers import Ending, close_logger
 from gpt.run.options import Options
 from gpt.run.summary import Summary
 from gpt.training.module import VALIDATED
 from gpt.weights.checkpoint import RunPart
 
-Ending = Literal["success", "aborted", "failed"]
-"""The end of a run: by its limits, by a signal, by an error."""
 COLUMNS = (
     "step",
     "tokens",
@@ -48,9 +34,6 @@ COLUMNS = (
     "tokens_per_second",
     *VALIDATED,
 )
-
-
-_WANDB_ID = "run-id"  # a file in the run's folder `wandb`
 
 
 class Record:
@@ -84,7 +67,7 @@ class Record:
         self.first = folder is not None
         if folder is None:
             return
-        table, self._columns = with_columns(kept_rows(folder, run))
+        table, self._columns = with_columns(kept_rows(folder, run), COLUMNS)
         samples = kept_samples(folder, run)
         bar = progress("training", run.total, done=run.step, unit="steps")
         with ExitStack() as opened:
@@ -212,142 +195,6 @@ def scores(figures: dict[str, float]) -> str:
     bits = f"{' '.join(told)} bits per byte of held-out text, " if told else ""
     perplexity = f", perplexity {figures['val_perplexity']:.4g}" if "val_perplexity" in figures else ""
     return f"{bits}held-out loss {figures['val_loss']:.4g}{perplexity}"
-
-
-class Appended:
-    """A file that a run appends to: a new file, which begins with the `kept` part of the old one."""
-
-    def __init__(self, folder: Folder, name: str, kept: bytes) -> None:
-        with folder.write(name, "wb") as file:
-            file.write(kept)
-        self._file: IO[bytes] = os.fdopen(folder.open(name, os.O_WRONLY | os.O_APPEND), "ab")
-        self._size = len(kept)
-        self._sum = zlib.crc32(kept)
-
-    def __enter__(self) -> "Appended":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def append(self, text: str) -> None:
-        """Append text, at once visible to readers of the file."""
-        data = text.encode("utf-8", "backslashreplace")
-        self._file.write(data)
-        self._file.flush()
-        self._size += len(data)
-        self._sum = zlib.crc32(data, self._sum)
-
-    def flush(self) -> tuple[int, int]:
-        """Flush the file to disk; return its size in bytes and its CRC-32."""
-        os.fsync(self._file.fileno())
-        return self._size, self._sum
-
-
-def kept_rows(folder: RunFolder, run: RunPart) -> bytes:
-    """Return the content of metrics.csv when `run` was saved.
-
-    The saved CRC-32 identifies it: in this file, or in one that was set aside when the run was resumed from
-    an older checkpoint. If no file matches (its columns have changed since, or an earlier version saved no
-    CRC-32), it is the complete rows up to the step.
-    """
-    for data in _records(folder, "metrics.csv"):
-        if zlib.crc32(data[: run.csv]) == run.csv_sum:
-            return data[: run.csv]
-    lines = next(_records(folder, "metrics.csv"), b"").splitlines(keepends=True)
-    kept = lines[:1]
-    for line in lines[1:]:
-        step = line.partition(b",")[0]
-        whole = line.endswith(b"\n") and line.count(b",") == kept[0].count(b",") and step.isdigit()
-        if not whole or int(step) > run.step:
-            break
-        kept.append(line)
-    return b"".join(kept)
-
-
-def kept_samples(folder: RunFolder, run: RunPart) -> bytes:
-    """Return the content of samples.txt when `run` was saved, found like `kept_rows`."""
-    for data in _records(folder, "samples.txt"):
-        if zlib.crc32(data[: run.samples]) == run.samples_sum:
-            return data[: run.samples]
-    return next(_records(folder, "samples.txt"), b"")[: run.samples]
-
-
-def with_columns(table: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """Return a table with this version's columns first, then an earlier version's others, and all names."""
-    head = ",".join(COLUMNS)
-    text = table.decode("utf-8", "replace")
-    if not text:
-        return f"{head}\n".encode(), COLUMNS
-    rows = csv.DictReader(io.StringIO(text))
-    names = tuple(rows.fieldnames or ())
-    if names[: len(COLUMNS)] == COLUMNS:
-        return table, names
-    columns = (*COLUMNS, *(name for name in names if name not in COLUMNS))
-    changed = io.StringIO()
-    writer = csv.DictWriter(changed, columns, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return changed.getvalue().encode(), columns
-
-
-def _records(folder: RunFolder, name: str) -> Iterator[bytes]:
-    """Yield the contents of the file of this name, and of those set aside with a checkpoint."""
-    if name in folder.top.names():
-        yield folder.top.read(name)
-    for other in folder.checkpoints.names():
-        if other.endswith(f".{name}"):
-            yield folder.checkpoints.read(other)
-
-
-def open_loggers(names: str, folder: RunFolder, run: RunPart) -> list[Logger]:
-    """Open the loggers of a run beside metrics.csv, and tell them the run's options.
-
-    `names` is the option `trainer.logger`. A resumed run goes on in the logs of its folder. Raises InputError
-    if a logger cannot start.
-    """
-    loggers = []
-    for name in names.split(","):
-        try:
-            if name != "csv":
-                loggers.append(_logger(name, folder, run))
-        except (InputError, OSError):
-            raise
-        except ImportError:
-            raise InputError(f"the logger {name} needs a package: pip install {name}") from None
-        except Exception as error:  # any of its package, such as a missing key
-            raise InputError(f"the logger {name} cannot start: {' '.join(str(error).split())}") from None
-    return loggers
-
-
-def close_logger(logger: Logger, ending: Ending) -> None:
-    """Tell a logger how the run has ended."""
-    logger.finalize(ending)
-    if isinstance(logger, WandbLogger):  # whose `finalize` leaves the run open until the process ends
-        logger.experiment.finish(exit_code=0 if ending == "success" else 1)
-
-
-def _logger(name: str, folder: RunFolder, run: RunPart) -> Logger:
-    """Open a logger, and tell it the run's options."""
-    path = folder.path
-    options = json.loads(json.dumps(run.options))  # lists for tuples, which YAML has not
-    with folder.top.below(name) as files:  # raises InputError if it is a link
-        if name == "wandb":
-            wandb = WandbLogger(name=path.name, save_dir=path, id=_wandb_id(files))
-            wandb.log_hyperparams(options)
-            return wandb
-        board = TensorBoardLogger(path, "tensorboard", "", purge_step=run.step + 1)  # keeps this step
-        # Its table needs a metric, by default a constant -1.
-        board.log_hyperparams(options, {"step": run.step}, step=run.step)
-        return board
-
-
-def _wandb_id(files: Folder) -> str:
-    """Return the run's name at Weights & Biases; its first start chooses it and keeps it in a file."""
-    if not files.is_file(_WANDB_ID):
-        with files.write(_WANDB_ID) as file:
-            file.write(uuid.uuid4().hex)
-    return files.read(_WANDB_ID).decode()
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ import torch
 import yaml
 from tiny_runs import TINY, fit, gpt, rows, summary
 
-from gpt.run import record as record_module
+from gpt.run import loggers
 from gpt.run.folder import Claim
 from gpt.run.options import Options
 from gpt.run.record import Record
@@ -63,7 +63,7 @@ def wandb(workplace, monkeypatch) -> list:
         def finalize(self, status) -> None:
             self.told.append(status)
 
-    monkeypatch.setattr(record_module, "WandbLogger", FakeWandb)
+    monkeypatch.setattr(loggers, "WandbLogger", FakeWandb)
     return made
 
 
@@ -101,7 +101,7 @@ def test_a_logger_that_cannot_start_leaves_a_finished_run_as_it_is(workplace, mo
         raise ValueError("No API key configured")
 
     assert fit(SHORT) == 0
-    monkeypatch.setattr(record_module, "WandbLogger", without_key)
+    monkeypatch.setattr(loggers, "WandbLogger", without_key)
     assert gpt("fit --resume runs/r --trainer.max_steps 6 --trainer.logger wandb") == 2
     assert "the logger wandb cannot start: No API key configured" in capsys.readouterr().err
     assert summary("r")["steps"] == 4
