@@ -100,8 +100,13 @@ class TokenData(pl.LightningDataModule):
         return self.batch_size * processes.world_size * processes.batches_per_update
 
     @property
+    def windows_per_epoch(self) -> int:
+        """Windows of the training text."""
+        return self._train_windows.count
+
+    @property
     def updates_per_epoch(self) -> int:
-        """Updates in one epoch. The Trainer must be known."""
+        """Updates in one epoch, rounded up. The Trainer must be known."""
         return self.train_dataloader().updates_per_epoch
 
     @cached_property

@@ -32,7 +32,7 @@ from gpt.run.signals import Stopped
 from gpt.run.summary import Figures, Summary, best_bits_per_byte, for_people
 from gpt.run.temperature import divide_logits
 from gpt.threads import sharing_cores
-from gpt.training.device import default_precision, keep_freed_memory
+from gpt.training.device import choose_precision, keep_freed_memory
 from gpt.training.module import LanguageModel
 from gpt.weights.adapters import base_folder
 from gpt.weights.checkpoint import parts_of
@@ -122,7 +122,7 @@ def build(origin: Origin) -> tuple[Options, LanguageModel, TokenData]:
     )
     if origin.tokenizer is None:
         model = replace(model, config=replace(model.config, vocab_size=data.tokenizer.n_vocab))
-    precision = trainer.precision or default_precision(trainer.accelerator)
+    precision = choose_precision(trainer.accelerator, trainer.precision)
     devices = trainer.processes
     if trainer.accelerator == "cpu" and devices > cores():
         report(f"{counted(devices, 'process')} on {counted(cores(), 'core')}: each waits for the others")

@@ -14,7 +14,7 @@ The first limit that is reached ends the run; each is a small class or function 
 - time, turned into updates after each update, from the recent speed: `TimeLimit`
 - parts of a plan's time, of which each follows only if the held-out loss still falls: `Parts`
 - a held-out loss that no longer falls brings the end of a plan's time forward: `Limits._cool_down`
-- early stopping, and in a tuning with a time limit a held-out loss that keeps rising: `LossHistory`
+- early stopping, which a tuning for --minutes has by default: `LossHistory`
 
 A signal (`gpt/run/signals.py`) or a loss that is not finite (`gpt/training/guard.py`) ends only the process:
 the run can be resumed.
@@ -34,7 +34,6 @@ from gpt.training.sampled import LATE, early_steps
 from gpt.weights.checkpoint import RunPart
 
 _ENDLESS = LARGEST  # updates
-_RISES = 3  # consecutive rises of the held-out loss that end a tuning with a time limit
 _RECENT = 0.2  # fraction of the run's time over which its speed is averaged
 _COOLING = 1.25  # a run whose held-out loss no longer falls ends after this many times its updates so far
 _LONGER = 1.2  # a further part must allow at least this many times the updates
@@ -87,9 +86,11 @@ class Speed:
 
     def last_step(self, step: int, early: float) -> int:
         """Return the run's last update, if after `step` there is time for `early` more early ones."""
-        # The work of a run of `last` updates is that of (1 - LATE) * last + slower * LATE * last early ones.
+        # Before the first late update: a run of `last` updates is as much work as
+        # (1 - LATE) * last + slower * LATE * last early ones.
         last = (step + early) / (1 - LATE + LATE * self.slower)
-        # This equation supposes that all updates so far were early. Later it gives too few.
+        # From then on that gives too few, and all updates to come are late. The other way round, this gives
+        # too few before.
         all_late = step + early / self.slower
         return int(max(step, last, all_late))
 
@@ -140,7 +141,7 @@ class TimeLimit:
             return None
         last = self.speed.last_step(step, left / run.seconds_per_step)
         for _ in range(2):
-            ahead = last // interval - (step - 1) // interval
+            ahead = last // interval - (step - 1) // interval  # with one that is due after this update
             validations = ahead + self._includes_last
             training = left - validations * self._validation
             last = self.speed.last_step(step, training / run.seconds_per_step)
@@ -178,21 +179,15 @@ class LossHistory:
     Args:
         run: where the best loss is kept, and how many validations in a row were not better.
         patience: stop after this many such validations; None for no such limit.
-        stops_rising: whether to stop after `_RISES` rises in a row.
     """
 
-    def __init__(self, run: RunPart, patience: int | None, *, stops_rising: bool) -> None:
+    def __init__(self, run: RunPart, patience: int | None) -> None:
         self.run = run
         self.patience = patience
-        self.stops_rising = stops_rising
-        self._last_loss = math.inf
-        self._rises = 0
 
     def validated(self, loss: float) -> None:
         """Note the held-out loss after `run.step` updates."""
         run = self.run
-        self._rises = 0 if loss < self._last_loss else self._rises + 1
-        self._last_loss = loss
         is_saved = loss <= LARGEST  # what JSON cannot hold is not: NaN, infinity, and larger numbers
         if is_saved and (run.best_loss is None or loss < run.best_loss):
             run.best_loss = loss
@@ -206,8 +201,6 @@ class LossHistory:
         run = self.run
         if self.patience is not None and run.stalled >= self.patience:
             return f"early stopping: val_loss was lowest after step {run.best_step}"
-        if self.stops_rising and self._rises >= _RISES:
-            return f"val_loss rose {_RISES} times in a row: it was lowest after step {run.best_step}"
         return None
 
 
@@ -243,22 +236,17 @@ class Limits:
         # The number of updates while the speed is not known; None where steps and epochs decide.
         self._guess = plan.steps if plan else run.total if run.is_part else None
         self._parts = Parts(self._guess if run.is_part else None)
-        is_tuning = deadline and plan is None
-        self._history = LossHistory(run, options.early_stopping, stops_rising=is_tuning)
+        self._history = LossHistory(run, options.early_stopping)
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
-    def set_steps_and_epochs(self, updates_per_epoch: int, surplus: int = 0) -> None:
-        """Turn the limits of steps and epochs into one of updates.
-
-        `surplus` is `run.step` minus the updates of the present size that would have read as much text. It is
-        0 unless the size of an update has changed since the run began.
-        """
+    def set_steps_and_epochs(self, windows_per_epoch: int, windows_per_update: int) -> None:
+        """Turn the limits of steps and epochs into one of updates, which have their present size."""
         if self._guess is not None:
             self._take(End(self._guess, "a guess"))
             return
         self._fixed = first_of_steps_and_epochs(
-            self.options.trainer, self.run.total, updates_per_epoch, surplus
+            self.options.trainer, self.run, windows_per_epoch, windows_per_update
         )
         self._take(self._fixed)
 
@@ -391,23 +379,24 @@ class Limits:
 
 
 def first_of_steps_and_epochs(
-    options: TrainerOptions, total: int, updates_per_epoch: int, surplus: int = 0
+    options: TrainerOptions, run: RunPart, windows_per_epoch: int, windows_per_update: int
 ) -> End:
     """Return the first end that the limits of steps and epochs set.
 
-    `total` is the `RunPart.total` of a resumed run, which keeps it; 0 for a new run, and for one whose limits
-    were changed. The `surplus` is that of `Limits.set_steps_and_epochs`.
+    A run that is resumed may have had another size of updates before: epochs count the windows that it has
+    read. A total that is not `max_steps`, without another limit, was planned.
     """
+    steps = options.max_steps
     ends = [_NO_END]
-    if options.max_steps > 0:
-        if total and options.max_seconds is None:  # with a time, the clock decides
-            is_same = total == options.max_steps
-            ends.append(End(total, f"max_steps {total}" if is_same else "as planned at its last save"))
-        else:
-            ends.append(End(options.max_steps, f"max_steps {options.max_steps}"))
+    if steps > 0:
+        has_other_limit = options.max_epochs > 0 or options.max_seconds is not None
+        is_planned = run.total not in (0, steps) and not has_other_limit
+        ends.append(
+            End(run.total, "as planned at its last save") if is_planned else End(steps, f"max_steps {steps}")
+        )
     if options.max_epochs > 0:
-        steps = surplus + options.max_epochs * updates_per_epoch
-        ends.append(End(steps, f"max_epochs {options.max_epochs} of {updates_per_epoch} steps"))
+        left = options.max_epochs * windows_per_epoch - run.place
+        ends.append(End(run.step + math.ceil(left / windows_per_update), f"max_epochs {options.max_epochs}"))
     return min(ends, key=lambda end: end.step)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.plain import shown
+from gpt.plain import LARGEST, shown
 from gpt.progress import aligned, spell_out_controls
 from gpt.weights.checkpoint import RunPart, parts_of
 from gpt.weights.figures import bits_of_best
@@ -26,8 +26,8 @@ class Row:
     bits_per_byte: float | None
     """Bits per byte of held-out text, of the best checkpoint; None before the first validation."""
     step: int
-    total: int
-    """Steps made, and steps planned."""
+    total: int | None
+    """Steps made, and steps planned; None before a run with a time limit knows its speed."""
     seconds: float
     """Seconds of training and validation."""
     saved_at: float
@@ -43,7 +43,7 @@ class Row:
                 run.validation.get("val_bits_per_byte"), run.validation.get("val_loss"), run.best_loss
             ),
             step=run.step,
-            total=run.total,
+            total=None if run.total >= LARGEST else run.total,
             seconds=run.seconds,
             saved_at=run.saved_at,
         )
@@ -51,7 +51,7 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """Return the texts for the columns of `_HEADINGS`."""
         bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f}"
-        steps = f"{self.step}" if self.step == self.total else f"{self.step} of {self.total}"
+        steps = f"{self.step}" if self.total in (None, self.step) else f"{self.step} of {self.total}"
         saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.saved_at))
         return (
             spell_out_controls(self.name),

@@ -44,7 +44,7 @@ from gpt.run.record import Record
 from gpt.run.signals import Stopped, remembered, stopped
 from gpt.run.store import Store, has_ended, locked_folder
 from gpt.run.temperature import find_temperature
-from gpt.training.guard import scaler_of
+from gpt.training.guard import check_finite, scaler_of
 from gpt.training.module import VALIDATED, LanguageModel
 from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.weights.formats.table import Weights
@@ -77,8 +77,7 @@ class Loop(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell the module and the data where the run stands, before they make optimizers and batches."""
         run = self.run
-        done = run.place // self.data.windows_per_update  # in updates of the present size
-        self.limits.set_steps_and_epochs(self.data.updates_per_epoch, run.step - done)
+        self.limits.set_steps_and_epochs(self.data.windows_per_epoch, self.data.windows_per_update)
         self.module.continue_from(run.step, run.total)
         self.data.place = run.place - run.place % (self.data.batch_size * trainer.world_size)  # whole batches
 
@@ -114,6 +113,9 @@ class Loop(Callback):
         scaling = self.options.temperature_scaling
         if run.options.get("temperature_scaling", scaling) != scaling:
             return "losses with temperature scaling are lower than those without"
+        isolate = self.options.data.isolate
+        if run.options.get("data", {}).get("isolate", isolate) != isolate:
+            return "held-out text is scored with attention to other documents than before"
         return ""
 
     def _open_store(self, new_best: str) -> tuple[Path, bool]:
@@ -232,7 +234,7 @@ class Loop(Callback):
         if is_over or validated or regular or guard.agreed.signal or guard.agreed.save:
             self._save(trainer, temperature)
         if self.store:
-            guard.asked.save = int(self.store.checkpoints.is_late(run))
+            guard.asked.save = int(self.store.checkpoints.is_late(run))  # asks for one after the next update
 
         # 6. Stop if any process has received a signal.
         if guard.agreed.signal and not is_over:
@@ -266,6 +268,7 @@ class Loop(Callback):
         """Write a checkpoint: the weights, the optimizer's state, each process's own state, and `run`."""
         run = self.run
         scaler = scaler_of(trainer)
+        check_finite(self.module, run.step)
         tensors = gather(self.module, trainer.optimizers[0])
         own: dict[str, Tensor] = {
             **random_state(self.module.device),

@@ -62,7 +62,8 @@ def read_resumable(path: Path) -> Checkpoint:
     """Read a checkpoint with the state of its run; InputError for a snapshot, which has none."""
     checkpoint = read(path)
     if checkpoint.run is None:
-        raise InputError(f"{path} is a snapshot, which holds only weights: it cannot be resumed")
+        what = "is a snapshot, which holds only weights: it can neither be resumed nor validated"
+        raise InputError(f"{path} {what}; gpt evaluate scores it on a text")
     return checkpoint
 
 
@@ -73,6 +74,7 @@ def resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) ->
     """
     path = checkpoint.path
     run = checkpoint.run or RunPart()
+    has_new_limit = bool(given.keys() & set(LIMITS))
     folder = folder_of_checkpoint(path)
     if folder and own.get("run", folder.name) != folder.name:
         raise InputError(f"--run {own['run']} is not the run that is resumed, {folder}: leave --run out")
@@ -81,16 +83,22 @@ def resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) ->
     if "data.corpus" not in {**saved, **given}:
         raise InputError(f"{path} does not name its text: give it with --data.corpus")
     check_local(str(path), {"data.corpus": saved.get("data.corpus")}, given.keys())
-    options = options_of({**saved, **given})
-    lines = [f"resuming {path}, after step {run.step}"]
+    given, decided = _without_decided(saved, own, given)
+    lines = [f"resuming {path}, after step {run.step}", *decided]
     if names := ", ".join((*checkpoint.unknown, *unknown)):
         lines.append(f"ignored what a later version has saved and this one does not know: {names}")
+    before = saved
     if run.planned_seconds is not None:
-        saved["trainer.max_steps"] = run.total  # where the run ends at present; a plan's steps were a guess
-    lines += [
-        f"changed {name}: {shown(saved[name])} -> {shown(given[name])}" for name in _changed(saved, given)
-    ]
-    if given.keys() & set(LIMITS):
+        before = {
+            **saved,
+            "trainer.max_steps": run.total,
+        }  # where it ends at present: a plan's steps are a guess
+        if has_new_limit:
+            saved = {**saved, "trainer.max_steps": -1}
+    changed = _changed(before, given)
+    lines += [f"changed {name}: {shown(before[name])} -> {shown(given[name])}" for name in changed]
+    options = options_of({**_without_replaced(saved, given), **given})
+    if has_new_limit:
         run.forget_end()
     if command == "fit":
         report(*lines, *_other_processes(options, written))
@@ -118,12 +126,36 @@ def _saved_options(checkpoint: Checkpoint, written: Values) -> Values:
     return saved
 
 
+def _without_decided(saved: Values, own: Values, given: Values) -> tuple[Values, list[str]]:
+    """Leave out what files give and the weights decide. Return the rest, and a line that names differences.
+
+    A recipe may ask for another size than the text allowed, so the same command has to go on after a kill.
+    """
+    decided = [name for name in given if name not in own and _is_by_weights(name)]
+    rest = {name: value for name, value in given.items() if name not in decided}
+    differing = [
+        f"{name} {shown(saved[name])}" for name in decided if given[name] != saved.get(name, given[name])
+    ]
+    return rest, [f"the weights decide, not --config: {', '.join(differing)}"] if differing else []
+
+
+def _without_replaced(saved: Values, given: Values) -> Values:
+    """Leave out how batches were accumulated, if another way is given now: a run has only one of them."""
+    ways = ("data.tokens_per_update", "trainer.accumulate_grad_batches")
+    is_replaced = any(given.get(way) is not None for way in ways)
+    return {name: value for name, value in saved.items() if not (is_replaced and name in ways)}
+
+
+def _is_by_weights(name: str) -> bool:
+    return name.startswith(_BY_WEIGHTS) and name not in _NOT_BY_WEIGHTS
+
+
 def _changed(saved: Values, given: Values) -> list[str]:
     """Return the options whose given values are not the saved ones; InputError if the weights fix one."""
     names = given.keys() & saved.keys() - {"run"}
     changed = sorted(name for name in names if given[name] != saved[name])
     for name in changed:
-        if name.startswith(_BY_WEIGHTS) and name not in _NOT_BY_WEIGHTS:
+        if _is_by_weights(name):
             before = str(saved[name])[:80]
             what = f"the run that is resumed began with {before}, on which its weights depend"
             raise InputError(f"--{name} {given[name]}: {what}")

@@ -55,7 +55,7 @@ def start(
     if asked.get("trainer.deterministic"):  # has to be set before a plan first uses cuBLAS
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if "model.init_from" in asked:
-        new = tuned(given, minutes)
+        new = tuned(own, given, minutes)
     elif minutes is not None:
         new = _planned(given, minutes, began)
         if not has_end:
@@ -115,8 +115,8 @@ def _minutes(how: StartOptions, asked: Values) -> float | None:
     if others := ", ".join(f"--{name}" for name in (*_CHECKPOINTS, *_UNPLANNED) if name in asked):
         raise InputError(f"--minutes plans a new run of one process to its end: leave {others} out")
     minutes = seconds_of("minutes", how.minutes) / 60
-    if not 0 <= minutes <= _MOST_MINUTES:
-        raise InputError(f"--minutes {how.minutes}: expected a time, such as 90s, 10m or 8h")
+    if not 0 < minutes <= _MOST_MINUTES:
+        raise InputError(f"--minutes {how.minutes}: expected a time above 0, such as 90s, 10m or 8h")
     return minutes
 
 

@@ -11,6 +11,7 @@ from gpt.model import GPT
 from gpt.training.loss import head_cross_entropy
 
 _STEP = 1.05
+_MOST = 64.0  # a model that is worse than guessing would want an infinite temperature
 _SAMPLE = 4096  # tokens, enough to find the temperature within 1 %
 
 
@@ -34,10 +35,11 @@ def find_temperature(model: GPT, prepared: Prepared, isolate: bool = False) -> t
         return float(head_cross_entropy(model.head, features / _STEP**power, targets))
 
     losses = [loss(0), loss(1)]
-    while losses[-1] < losses[-2]:
+    while losses[-1] < losses[-2] and _STEP ** len(losses) <= _MOST:
         losses.append(loss(len(losses)))
-    best = len(losses) - 2
-    return _STEP**best, losses[best] / losses[0]
+    best = min(range(len(losses)), key=lambda power: losses[power])
+    ratio = losses[best] / losses[0] if best else 1.0
+    return _STEP**best, ratio
 
 
 @torch.no_grad()

@@ -22,15 +22,20 @@ _TUNING_RATE = 5e-5
 _MOST_RATE = 6e-3
 _TUNING_STEPS = 200
 _VALIDATIONS = 5  # during a tuning
+_PATIENCE = 4  # validations without a lower loss that end a tuning with a time limit
 _TUNING_TOKENS = 1024  # per batch, which take a gigabyte of activations
 _LEAST_TUNED = 1 << 16  # bytes of text that a tuning with a time limit reads at least
+_NOT_BY_WEIGHTS = ("model.config.dropout", "model.config.window_dropout", "model.config.context_length")
+_OWN_VOCABULARY = "--data.vocabulary: weights to start from keep their own, leave it out"
 _ADAPTERS = 8  # rank of the adapters that are tuned where memory is too small for all weights
 
 
-def tuned(given: Values, minutes: float | None) -> Origin:
+def tuned(own: Values, given: Values, minutes: float | None) -> Origin:
     """Return what a run begins with that tunes the weights `model.init_from`; `minutes` limit its time."""
+    given = {name: value for name, value in given.items() if not _is_by_weights(name)}
     options_of(given)  # report errors before the weights are read
     weights = read_weights(given["model.init_from"])
+    _check_shape(weights, own)
     if weights.template:
         given = {**typed({"data": {"template": as_dict(weights.template)}}), **given}
     context, text = _positions(weights, given, minutes)
@@ -43,6 +48,22 @@ def tuned(given: Values, minutes: float | None) -> Origin:
     return Origin(
         options=options, tokenizer=weights.tokenizer, weights=HandedOn(weights), text=HandedOn(text)
     )
+
+
+def _is_by_weights(name: str) -> bool:
+    """Whether the weights decide this option. Files of --config may have it for runs from scratch."""
+    return name.startswith("model.config.") and name not in _NOT_BY_WEIGHTS
+
+
+def _check_shape(weights: StoredModel, own: Values) -> None:
+    """Raise InputError if the command line asks for what the weights do not have."""
+    shape = as_dict(weights.cropped().config)
+    for name in filter(_is_by_weights, own):
+        has = shape[name.removeprefix("model.config.")]
+        if own[name] not in (None, has):
+            raise InputError(f"--{name} {own[name]}: the weights have {has}, leave it out")
+    if own.get("data.vocabulary") is not None:
+        raise InputError(_OWN_VOCABULARY)
 
 
 def _positions(weights: StoredModel, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
@@ -97,6 +118,7 @@ def _within_minutes(shape: Shape, given: Values, minutes: float, steps: int) -> 
     values: Values = {
         "data.most_bytes": most,
         "trainer.max_time": f"{60 * minutes}s",
+        "early_stopping": _PATIENCE,
         "trainer.val_check_interval": max(steps // _VALIDATIONS, round(2 * batches)),
     }
     if shape.memory() > machine.memory and "model.lora.rank" not in given:
@@ -115,7 +137,7 @@ def _tuning_rate(smaller: float, is_lora: bool) -> float:
 def _on_weights(options: Options, weights: StoredModel) -> Options:
     """Complete the options by what the weights decide; InputError for options that contradict them."""
     if options.data.vocabulary not in (None, "learn"):  # recipes say `learn`, which is for runs from scratch
-        raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
+        raise InputError(_OWN_VOCABULARY)
     shape = options.model.config
     own = weights.cropped().config
     config = replace(own.with_dropout_of(shape), context_length=shape.context_length)

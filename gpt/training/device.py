@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 
+from gpt.errors import InputError
+
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 """Number types that a run computes in, by their names in a Trainer."""
 # Constants from malloc.h.
@@ -25,6 +27,19 @@ def default_precision(accelerator: str) -> Precision:
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.backends.mps.is_available())
     return "bf16-mixed" if on_cpu and cpu_multiplies_bfloat16() else "32-true"
+
+
+def choose_precision(accelerator: str, given: Precision | None) -> Precision:
+    """Return the precision that is given, or else what suits the device; InputError for float16 on a CPU."""
+    if given is None:
+        return default_precision(accelerator)
+    if given == "16-mixed" and (accelerator == "cpu" or not _has_gpu()):
+        raise InputError("--trainer.precision 16-mixed needs a GPU: give bf16-mixed or 32-true")
+    return given
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
 
 
 @cache  # decided once, so that a run trains in the precision that its plan was timed in

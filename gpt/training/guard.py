@@ -1,4 +1,4 @@
-"""Keep losses and gradients that are not finite away from the weights."""
+"""Keep losses and gradients that are not finite away from the weights, and such weights from checkpoints."""
 
 from dataclasses import astuple, dataclass
 
@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from gpt.errors import DivergedError
+
+_HOW = "lower the learning rate, and begin again or with an earlier checkpoint"
 
 
 @dataclass
@@ -48,8 +50,14 @@ class Guard:
         self.agreed = Requests(*agreed)
         if any_broken:
             what = f"loss {float(loss):g}, gradient norm {float(norm):g} at step {step}"
-            how = "the last checkpoint is good; lower the learning rate"
-            raise DivergedError(f"{what}: stopped before weights changed, {how}")
+            raise DivergedError(f"{what}: stopped before weights changed; {_HOW}")
+
+
+def check_finite(module: torch.nn.Module, step: int) -> None:
+    """Raise DivergedError, before they are saved, if the weights after update `step` are not finite."""
+    weights = [weight.detach() for weight in module.parameters()]
+    if not bool(torch.stack([weight.isfinite().all() for weight in weights]).all()):
+        raise DivergedError(f"weights after step {step} are not finite: they are not saved; {_HOW}")
 
 
 def scaler_of(trainer: Trainer) -> GradScaler | None:

@@ -15,7 +15,7 @@ from gpt.cores import cores
 from gpt.files import cache_folder, write_json
 from gpt.model import GPT
 from gpt.plain import parse_json
-from gpt.training.device import Precision, default_precision, device_name, free_memory, keep_freed_memory
+from gpt.training.device import Precision, choose_precision, device_name, free_memory, keep_freed_memory
 from gpt.training.loss import linear_cross_entropy
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.processes import of_first_process, process_count
@@ -131,7 +131,7 @@ def time_machine(
     keep_freed_memory()
     accelerator = accelerator or "auto"
     device = choose_device(accelerator)
-    kind = precision or default_precision(accelerator)
+    kind = choose_precision(accelerator, precision)
     processes = process_count()
     timed = _SHAPE_ON_GPU if device.type == "cuda" else shape
     return Machine(

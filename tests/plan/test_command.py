@@ -275,7 +275,8 @@ def test_a_tuning_reads_what_it_can_train_on_and_validates_for_a_part_of_the_tim
     most = chosen.data.most_bytes
     assert most >= 1 << 16 and most.bit_count() == 1  # a power of two
     assert chosen.trainer.val_check_interval > 1000  # small weights take many steps
-    assert chosen.early_stopping is None
+    assert chosen.early_stopping == 4
+    assert tuned("--early_stopping 9").early_stopping == 9
 
 
 def test_memory_decides_between_all_weights_and_adapters(weights, monkeypatch, capsys):

@@ -67,6 +67,13 @@ def test_a_run_that_has_no_best_takes_another_text(workplace):
     assert best()[0] == 6
 
 
+def test_attention_to_other_documents_begins_the_best_again(workplace, capsys):
+    assert fit(RUN) == 0
+    more = "--data.isolate true --trainer.max_steps 6 --model.optimizer.lr 0"
+    assert gpt(f"fit --resume runs/r {more}") == 0
+    assert "attention to other documents than before: the best" in capsys.readouterr().err
+
+
 def test_losses_of_another_kind_begin_the_best_again(workplace, capsys):
     """With temperature scaling a loss is lower: the losses so far are no measure."""
     assert fit(f"{RUN} --temperature_scaling true") == 0

@@ -42,6 +42,19 @@ def test_a_run_starts_from_the_weights(weights, capsys):
     assert options["model"]["config"] == model.config.to_dict()
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("model.config.num_layers 3", "--model.config.num_layers 3: the weights have 2, leave it out"),
+        ("model.config.emb_dim 50", "--model.config.emb_dim 50: the weights have 32, leave it out"),
+        ("model.config.exact_gelu true", "--model.config.exact_gelu True: the weights have False"),
+        ("data.vocabulary learn", "--data.vocabulary: weights to start from keep their own, leave it out"),
+    ],
+)
+def test_another_shape_than_that_of_the_weights_is_refused(option, message, weights, refusal):
+    assert message in refusal(f"{TUNE} --{option} --trainer.max_steps 1")
+
+
 def test_weights_with_more_positions_are_resumed_and_exported(weights, capsys):
     """The new positions are read, trained, and stand in other programs' files."""
     assert gpt(f"{TUNE} --model.config.context_length 64 --trainer.max_steps 2") == 0

@@ -38,6 +38,11 @@ def test_runs_are_listed_by_their_newest_checkpoint(save, workplace, capsys):
     assert len({len(line) for line in [heading, *lines]}) == 1  # aligned
 
 
+def test_a_total_that_is_not_known_yet_is_not_listed(save, tmp_path):
+    save("a", "last", session=1, save=1, step=1, total=1 << 53)
+    assert table(read_rows(tmp_path / "runs"))[1].split()[2:4] == ["1", "0.0"]
+
+
 def test_a_broken_checkpoint_does_not_hide_the_run(save, tmp_path):
     save("a", "last", session=1, save=1, step=5, total=5)
     (tmp_path / "runs" / "a" / "checkpoints" / "step-9.safetensors").write_bytes(b"broken")

@@ -1,6 +1,8 @@
 """A learned vocabulary travels with the weights: through checkpoints, resumption, fine-tuning and exports."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,8 +48,12 @@ def test_a_checkpoint_alone_is_enough(run, tmp_path, monkeypatch, capsys):
 
 
 def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_their_own(run, refusal):
-    options = f"{COMMAND} --data.vocabulary learn --model.config.vocab_size 9999"
-    assert gpt(f"{options} --run small --trainer.max_steps 2") == 0
+    recipe = "data: {vocabulary: learn}\nmodel: {config: {vocab_size: 9999}}\n"
+    Path("recipe.yaml").write_text(recipe, "utf-8")
+    own = re.sub(r"--data.vocabulary null|--model.config.\w+ [.\d]+", "", COMMAND)
+    options = f"{own} --config recipe.yaml --model.config.context_length 16"
+    small = "--model.config.emb_dim 32 --model.config.num_heads 2 --model.config.num_layers 1"
+    assert gpt(f"{options} {small} --run small --trainer.max_steps 2") == 0
     model, tokenizer = load("runs/small")
     assert 300 < model.config.vocab_size == tokenizer.n_vocab < 9999
     tune = "--model.init_from runs/own --trainer.max_steps 1"
@@ -55,7 +61,7 @@ def test_a_recipe_that_learns_takes_the_size_from_the_text_and_leaves_weights_th
     assert gpt("fit --resume runs/tuned --trainer.max_steps 2") == 0
     assert load("runs/tuned")[1] == load("runs/own")[1]
     told = "--data.vocabulary: weights to start from keep their own"
-    assert told in refusal(f"{COMMAND} {tune} {LEARN} --run wrong")
+    assert told in refusal(f"{options} {tune} {LEARN} --run wrong")
 
 
 def test_exports_have_the_same_ids(run):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from rewritten import retold
+from rewritten import retold, rewritten
 from safetensors.torch import load_file
 from tiny_runs import COMMAND, checkpoint, fit, gpt, killed, result, run_in
 
@@ -72,6 +72,40 @@ def test_a_limit_counts_that_the_clock_has_changed_since(whole, workplace, capsy
     assert gpt("fit --resume runs/asked --trainer.max_steps 20") == 0
     assert checkpoint("asked").run.step == 20
     assert "changed trainer.max_steps: 12 -> 20" in capsys.readouterr().err
+
+
+def test_a_plan_can_be_made_longer_by_time_or_epochs(whole, workplace, capsys):
+    """Its guess of 20 steps is no limit."""
+    plan = {"total": 20, "planned_seconds": 60.0}
+    rewritten(whole / "checkpoints" / "last.safetensors", "runs/plan/checkpoints/last.safetensors", run=plan)
+    assert gpt("fit --resume runs/plan/checkpoints/last.safetensors --trainer.max_epochs 3 --run more") == 0
+    assert checkpoint("more").run.step == 25  # 613 windows, three times, in updates of 74
+    assert "max_epochs 3" in capsys.readouterr().err
+
+
+def test_the_same_command_goes_on_though_its_recipe_asks_for_what_the_text_did_not_allow(workplace, capsys):
+    """The text has fewer tokens than the recipe's vocabulary."""
+    recipe = "model: {config: {vocab_size: 9000, emb_dim: 32}}\ndata: {vocabulary: learn}\n"
+    Path("recipe.yaml").write_text(recipe, "utf-8")
+    shape = "--model.config.num_heads 2 --model.config.num_layers 1 --model.config.context_length 16"
+    rest = "--trainer.accelerator cpu --trainer.precision 32-true --run r --resume auto_or_new"
+    command = f"fit text.txt --config recipe.yaml {shape} {rest} --trainer.max_steps"
+    assert gpt(f"{command} 1") == 0
+    assert gpt(f"{command} 2") == 0
+    size = checkpoint("r").config.vocab_size
+    assert f"the weights decide, not --config: model.config.vocab_size {size}\n" in capsys.readouterr().err
+    assert gpt(f"{command} 3 --model.config.vocab_size 9000") == 2
+
+
+def test_another_way_to_accumulate_takes_the_place_of_the_first(whole, workplace):
+    killed(whole, 9)
+    assert gpt("fit --resume runs/cut --data.tokens_per_update 592 --trainer.max_steps 10") == 0
+    assert checkpoint("cut").run.options["trainer"]["accumulate_grad_batches"] == 1
+
+
+def test_a_snapshot_has_no_run(whole, refusal):
+    snapshot = min((whole / "snapshots").iterdir())
+    assert "neither be resumed nor validated; gpt evaluate scores it" in refusal(f"validate {snapshot}")
 
 
 def test_two_checkpoints_are_refused(whole, refusal):

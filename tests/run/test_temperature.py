@@ -54,6 +54,23 @@ def test_the_temperature_is_the_one_at_which_held_out_text_is_likeliest(surer, c
     torch.testing.assert_close(model(inputs).flatten(0, 1), logits / temperature)
 
 
+@torch.no_grad()
+def test_a_model_that_is_worse_than_guessing_has_a_finite_temperature(config, workplace):
+    """Its loss falls with each higher temperature."""
+    prepared = prepare_named("text.txt", Tokenizer("gpt2", vocab_size=300))
+    model = GPT(config).eval()
+    divide_logits(model, 1e-6)
+    temperature, ratio = find_temperature(model, prepared)
+    assert 60 < temperature <= 64 and 0 < ratio < 1
+
+
+@torch.no_grad()
+def test_a_model_that_is_certain_and_right_keeps_its_logits(config, workplace, monkeypatch):
+    monkeypatch.setattr("gpt.run.temperature.head_cross_entropy", lambda *_: torch.tensor(0.0))
+    prepared = prepare_named("text.txt", Tokenizer("gpt2", vocab_size=300))
+    assert find_temperature(GPT(config).eval(), prepared) == (1.0, 1.0)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A folder with a text that ends in noise, of which a run is too sure, and two runs on it."""

@@ -97,6 +97,7 @@ def test_weights_are_tuned_for_a_time(capsys):
     assert gpt(f"fit {TUNE} --minutes 12s --run timed") == 0
     assert summary("timed")["train_seconds"] < 12
     assert "the weights as they are: " in capsys.readouterr().err
+    assert "early_stopping: 4\n" in Path("runs/timed/config.yaml").read_text("utf-8")
 
 
 def test_a_chat_in_the_terminal(capsys, monkeypatch):

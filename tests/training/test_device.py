@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt.errors import InputError
 from gpt.training import device
-from gpt.training.device import default_precision, free_memory
+from gpt.training.device import choose_precision, default_precision, free_memory
 
 
 @pytest.fixture
@@ -43,6 +44,15 @@ def machine(monkeypatch):
 def test_the_default_precision(parts, accelerator, precision, machine):
     machine(**parts)
     assert default_precision(accelerator) == precision
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "cpu"])
+def test_float16_needs_a_gpu(accelerator, machine):
+    machine()
+    with pytest.raises(InputError, match="16-mixed needs a GPU: give bf16-mixed or 32-true"):
+        choose_precision(accelerator, "16-mixed")
+    machine(gpu=True)
+    assert choose_precision("auto", "16-mixed") == "16-mixed"
 
 
 def test_memory_that_holds_files_is_free(monkeypatch):

@@ -31,6 +31,17 @@ def test_it_stops_before_the_weights_are_touched(workplace, monkeypatch, capsys)
     assert all(weight.isfinite().all() for weight in saved.weights.values())
 
 
+def test_weights_that_are_not_finite_are_not_saved(workplace, capsys):
+    """The first update makes them so, and is also the last."""
+    wild = "--model.optimizer.name adamw --model.optimizer.lr 1e38 --model.optimizer.warmup_steps 0"
+    decay = "--model.optimizer.weight_decay 9 --model.optimizer.embedding_weight_decay 9"
+    options = f"{STEPS} {wild} {decay} --data.val_fraction 0 --trainer.max_steps 1"
+    assert fit(options) == DivergedError.status
+    assert "lower the learning rate" in capsys.readouterr().err
+    saved = [read(path) for path in Path("runs/bad/checkpoints").iterdir()]
+    assert all(weight.isfinite().all() for each in saved for weight in each.weights.values())
+
+
 def test_a_finite_loss_with_a_gradient_that_is_not_stops_too(workplace, monkeypatch, capsys):
     def loss(self, batch, original=LanguageModel.loss):
         result = original(self, batch)
