@@ -27,7 +27,7 @@ from gpt.training.processes import of_first_process, process_count
 from gpt.training.speed import Machine, Shape, time_machine
 from gpt.weights.load import Accelerator, cached
 
-GIVEN = {
+KEPT = {
     "model.config.emb_dim": int,
     "model.config.num_layers": int,
     "model.config.num_heads": int,
@@ -52,7 +52,7 @@ _SAMPLE_PART = 1 << 15  # characters of each piece at least: zlib's window is th
 _USUAL = "gpt2"  # weights to score if none are named and these are in the cache
 _PLANNED_AROUND: dict[str, object] = {  # options of `gpt fit` that a plan keeps
     "data.corpus": str,
-    **GIVEN,
+    **KEPT,
     "data.val_fraction": float,
     "data.vocabulary": str,
     "data.text_column": str,
@@ -133,7 +133,7 @@ class Planner:
     """A planner of runs on one text. The text is found, and the machine timed, only once for all times.
 
     Args:
-        given: options of `gpt fit` by name, such as `data.corpus` or those in `GIVEN`. The plan keeps them.
+        given: options of `gpt fit` by name, such as `data.corpus` or those in `KEPT`. The plan keeps them.
         reading: how the corpus is read.
         began: when the process began, by `time.perf_counter`: the minutes count from there.
         start_seconds: without `began`, the seconds that the process will need to get here.
@@ -150,7 +150,7 @@ class Planner:
         start_seconds: float = 0.0,
     ) -> None:
         _check_ranges(given)
-        kept = {_field(name): given[name] for name in GIVEN if name in given}
+        kept = {_field(name): given[name] for name in KEPT if name in given}
         if "batch_size" in kept:  # the option counts the windows of a process, a plan those of all
             kept["batch_size"] *= process_count()
         self._given = Given(**kept)
@@ -220,7 +220,7 @@ def _field(option: str) -> str:
 
 def _check_ranges(given: Mapping[str, Json]) -> None:
     """Raise InputError if a number that the plan keeps is out of its range."""
-    for name in (*GIVEN, "data.val_fraction"):
+    for name in (*KEPT, "data.val_fraction"):
         if name not in given:
             continue
         least, most = (0, 0.99) if _PLANNED_AROUND[name] is float else (1, 1_000_000)

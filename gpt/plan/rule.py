@@ -348,10 +348,10 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
     usual = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
-    shape = _nearest(suitable, usual)
+    usual_shape = _nearest(suitable, usual)
     if text.has_records:
-        return shape
-    epochs = text.epochs(_tokens_in(compute, machine, shape), vocab_size)  # of the usual model
+        return usual_shape
+    epochs = text.epochs(_tokens_in(compute, machine, usual_shape), vocab_size)
     shape = _nearest(suitable, _last_from(WEIGHTS_BY_EPOCHS, epochs) * usual)
     if epochs < REREAD:
         return shape

@@ -10,7 +10,7 @@ import os
 import re
 from argparse import SUPPRESS
 from collections.abc import Collection, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -31,6 +31,26 @@ With --minutes, the text and the time decide model and training. With --trainer.
 the options below do. Without either, the run takes two minutes. Rare options: docs/options.md."""
 _VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that the run held out.
 The run decides all options that are not given."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options that a start was given."""
+
+    own: Values
+    """Those of the command line, with `config` and `print_config`."""
+    files: Values
+    """Those of the files that --config names."""
+
+    @property
+    def all(self) -> Values:
+        """All of them; the command line's override those of files. None stands for a typed null."""
+        return {**self.files, **self.own}
+
+    @property
+    def asked(self) -> Values:
+        """Those that are not null, which stands for the default."""
+        return {name: value for name, value in self.all.items() if value is not None}
 
 
 class _Command(NamedTuple):
@@ -79,8 +99,8 @@ _GROUPS = {  # the headings of the help, and how the names of their options begi
 }
 
 
-def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
-    """Return the options of a command line, including `config` and `print_config`, and those of its files.
+def scan(arguments: list[str], command: str) -> Given:
+    """Return the options of a command line and of its files.
 
     Raises InputError for an unknown option or a value of the wrong type.
     """
@@ -99,7 +119,7 @@ def scan(arguments: list[str], command: str) -> tuple[Values, Values]:
     files = Values()
     for config in own.get("config", []):
         files |= typed(_read_config(config))
-    return own, files
+    return Given(own, files)
 
 
 def typed(values: Values) -> Values:

@@ -49,15 +49,22 @@ class Checkpoints:
         self.best = self.files.path / _BEST
         self._saved = step  # step of the newest checkpoint
         self._at = time.monotonic()  # when the newest checkpoint was written
-        self._order = self._order_of(_LAST)  # the order of `last` as this process read or wrote it
+        self._order_of_last = self._order_of(_LAST)  # as this process read or wrote it
 
     def take_over(self, resumed: Checkpoint | None, run: RunPart) -> None:
-        """Set aside a later `last` and another branch's `best`; make the resumed checkpoint the newest."""
+        """Set aside a later `last` and another branch's `best`; make the resumed checkpoint the newest.
+
+        | resumed from        | `last`                              | `best`                              |
+        | ------------------- | ----------------------------------- | ----------------------------------- |
+        | `last`              | stays                               | stays                               |
+        | an older checkpoint | is set aside, the older one follows | is set aside if a later step set it |
+        | nothing, a new run  | is set aside, if there is a file    | is set aside, if there is a file    |
+        """
         self.files.remove_unfinished()
         newest = self._newest()
         order = run.order if resumed else None  # the resumed checkpoint's, as it was read
         run.session = next_session(self.folder.path)
-        if self.files.is_file(_LAST) and (order is None or self._order != order):
+        if self.files.is_file(_LAST) and (order is None or self._order_of_last != order):
             self._set_last_aside()
         if resumed and newest and order != newest:
             self._write(resumed.tensors, resumed.model, run)
@@ -122,12 +129,12 @@ class Checkpoints:
         run.saved_at = time.time()
         with self.files.write(_LAST, "wb") as file:
             write(file, tensors, model, run)
-        self._order = run.order
+        self._order_of_last = run.order
 
     def _check_turn(self) -> None:
         """Raise InputError if another process has written `last` since this one did."""
         order = self._order_of(_LAST)
-        if order not in (None, self._order):
+        if order not in (None, self._order_of_last):
             what = "was written by another process, which has resumed this run meanwhile"
             how = "this one stops, and nothing of the other is lost"
             raise InputError(f"{self.files.path / _LAST} {what}: {how}")

@@ -130,7 +130,11 @@ class Loop(Callback):
         return files.path, self.store.checkpoints.has_best
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock and the record; restore sums of losses, random generators and the loss scale."""
+        """Start the clock and the record; restore sums of losses, random generators and the loss scale.
+
+        The record starts the clock, by which the limits then decide how many updates there are. Only after
+        that the schedule and the Trainer can be told.
+        """
         run = self.run
         rank = trainer.global_rank
         device = self.module.device

@@ -5,7 +5,7 @@ from pathlib import Path
 from gpt.errors import InputError
 from gpt.plain import as_dict, shown
 from gpt.progress import counted, notice, report
-from gpt.run.arguments import Values, known, options_of, typed
+from gpt.run.arguments import Given, Values, known, options_of, typed
 from gpt.run.folder import folder_of_checkpoint
 from gpt.run.local import check_local
 from gpt.run.options import LIMITS, START_OPTIONS, Options
@@ -67,13 +67,12 @@ def read_resumable(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def resumed(command: str, own: Values, given: Values, checkpoint: Checkpoint) -> Origin:
-    """Return what a run begins with that has a checkpoint: its options, which the given ones override.
-
-    `own` are the options of the command line, and `given` also has those of its files.
-    """
+def resumed(command: str, options_given: Given, checkpoint: Checkpoint) -> Origin:
+    """Return what a run begins with that has a checkpoint: its options, which the given ones override."""
     path = checkpoint.path
     run = checkpoint.run or RunPart()
+    own = options_given.own
+    given = options_given.all
     has_new_limit = bool(given.keys() & set(LIMITS))
     folder = folder_of_checkpoint(path)
     if folder and own.get("run", folder.name) != folder.name:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from gpt.errors import InputError
 from gpt.plain import seconds_of
-from gpt.plan.command import GIVEN, Planner
+from gpt.plan.command import KEPT, Planner
 from gpt.progress import report
-from gpt.run.arguments import Values, options_of, recipe, scan, start_options, typed
+from gpt.run.arguments import Given, Values, options_of, recipe, scan, start_options, typed
 from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
 from gpt.run.local import check_local
 from gpt.run.options import LIMITS, StartOptions
@@ -40,13 +40,12 @@ def start(
     `time.perf_counter`; by default now.
     """
     began = time.perf_counter() if began is None else began
-    own, files = scan(arguments, command)  # options of the command line, and those of --config
-    check_local("--config", files, own.keys())
-    given = {**files, **own}
-    asked = {name: value for name, value in given.items() if value is not None}  # null stands for the default
+    given = scan(arguments, command)
+    check_local("--config", given.files, given.own.keys())
+    asked = given.asked
     how = start_options(asked)
     minutes = _minutes(how, asked)
-    saved = _saved(command, how, own, given, claim)
+    saved = _saved(command, how, given, claim)
     if saved is not None:
         return saved
     has_end = minutes is not None or bool(asked.keys() & {"config", "model.init_from", *LIMITS})
@@ -55,48 +54,48 @@ def start(
     if asked.get("trainer.deterministic"):  # has to be set before a plan first uses cuBLAS
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if "model.init_from" in asked:
-        new = tuned(own, given, minutes)
+        new = tuned(given, minutes)
     elif minutes is not None:
         new = _planned(given, minutes, began)
         if not has_end:
             report(_NO_END)
         report(str(new.plan))
     else:
-        usual = {} if "config" in given else _quick_recipe(asked)
-        new = Origin(options=options_of({**usual, **given}))
+        usual = {} if "config" in asked else _quick_recipe(asked)
+        new = Origin(options=options_of({**usual, **given.all}))
     # With `auto_or_new` and no checkpoint, the run begins in its own folder.
     folder = folder_to_restart(new.options.run) if how.resume else None
     return replace(new, folder=folder, began=began, minutes=minutes, claim=claim or Claim())
 
 
-def _saved(command: str, how: StartOptions, own: Values, given: Values, claim: Claim | None) -> Origin | None:
+def _saved(command: str, how: StartOptions, given: Given, claim: Claim | None) -> Origin | None:
     """Return what the checkpoint begins that is resumed or validated; None for a new run."""
     wanted = how.ckpt_path if how.resume is None else how.resume
     if wanted is None and command == "validate":
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
     if wanted is None:
         return None
-    place = place_of(wanted, given.get("run"))
+    place = place_of(wanted, given.asked.get("run"))
     is_folder = place.is_dir() or wanted in (AUTO, AUTO_OR_NEW)
-    if claim and command == "fit" and "print_config" not in own:
+    if claim and command == "fit" and "print_config" not in given.own:
         claim.take_existing(place if is_folder else folder_of_checkpoint(place))
     if wanted == AUTO_OR_NEW and not checkpoints_of(place):
         if command == "validate":
             raise InputError(f"nothing to validate: {place} has no checkpoint")
         return None
     checkpoint = newest_in(place) if is_folder else read_resumable(place)
-    return replace(resumed(command, own, given, checkpoint), claim=claim or Claim())
+    return replace(resumed(command, given, checkpoint), claim=claim or Claim())
 
 
-def _planned(given: Values, minutes: float, began: float) -> Origin:
+def _planned(given: Given, minutes: float, began: float) -> Origin:
     """Return what a run begins with whose options are planned around the given ones."""
-    unchecked = (*GIVEN, "data.val_fraction")  # the planner checks these
-    checked = options_of({name: value for name, value in given.items() if name not in unchecked})
-    asked = {name: value for name, value in given.items() if value is not None}
+    unchecked = (*KEPT, "data.val_fraction")  # the planner checks these
+    checked = options_of({name: value for name, value in given.all.items() if name not in unchecked})
+    asked = given.asked
     reading = replace(checked.data.reading, val_fraction=asked.get("data.val_fraction"))
     planner = Planner(asked, reading, began)
     plan = planner.plan(minutes)
-    options = options_of({**typed(plan.options()), **given})
+    options = options_of({**typed(plan.options()), **given.all})
     return Origin(options=options, plan=plan, text=HandedOn(planner.text))
 
 

@@ -10,7 +10,7 @@ from gpt.plain import as_dict
 from gpt.plan.command import TUNED_CONTEXT
 from gpt.plan.rule import BYTES_PER_TOKEN, bytes_to_read
 from gpt.progress import report
-from gpt.run.arguments import Values, options_of, recipe, typed
+from gpt.run.arguments import Given, Values, options_of, recipe, typed
 from gpt.run.options import LIMITS, Options
 from gpt.run.origin import HandedOn, Origin
 from gpt.training.speed import Shape, time_machine
@@ -30,12 +30,12 @@ _OWN_VOCABULARY = "--data.vocabulary: weights to start from keep their own, leav
 _ADAPTERS = 8  # rank of the adapters that are tuned where memory is too small for all weights
 
 
-def tuned(own: Values, given: Values, minutes: float | None) -> Origin:
+def tuned(options_given: Given, minutes: float | None) -> Origin:
     """Return what a run begins with that tunes the weights `model.init_from`; `minutes` limit its time."""
-    given = {name: value for name, value in given.items() if not _is_by_weights(name)}
+    given = {name: value for name, value in options_given.all.items() if not _is_by_weights(name)}
     options_of(given)  # report errors before the weights are read
     weights = read_weights(given["model.init_from"])
-    _check_shape(weights, own)
+    _check_shape(weights, options_given.own)
     if weights.template:
         given = {**typed({"data": {"template": as_dict(weights.template)}}), **given}
     context, text = _positions(weights, given, minutes)

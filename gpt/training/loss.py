@@ -164,9 +164,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _row_weights(targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | float]:
-    """Return the weight of each row in the mean, (N, 1), times a unit; and the unit.
+    """Return the weight of each row in the mean times a unit, (N, 1), and the unit, which divides the result.
 
-    1 / count is too small for float16: its gradients are first those of the sum / 64.
+    Without it, the gradients of a mean over many rows would be too small for float16.
     """
     scored = (targets != IGNORE_INDEX)[:, None]  # (N, 1)
     count = scored.sum()

@@ -126,4 +126,4 @@ TYPED = ["###", "~", "[end]", "'a'", '"a"', '["a"]', '{"a": 1}', "1", "true", "&
 @pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if "str" in str(option.kind)])
 def test_a_text_is_taken_as_it_is_typed(name):
     for typed in TYPED:
-        assert scan([f"--{name}={typed}"], "fit")[0][name] == typed
+        assert scan([f"--{name}={typed}"], "fit").own[name] == typed
