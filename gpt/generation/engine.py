@@ -18,7 +18,7 @@ import torch
 from gpt.errors import InputError
 from gpt.generation.cache import Cache
 from gpt.generation.decoding import Backend, BackendName, backend_of
-from gpt.generation.samples import Request, Sample, Token, log_probabilities
+from gpt.generation.samples import Beginning, Request, Sample, Token, log_probabilities
 from gpt.generation.sampling import sample_tokens
 from gpt.model import GPT
 from gpt.text.tokenizer import Tokenizer
@@ -82,7 +82,8 @@ class Engine:
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
         seed = secrets.randbits(64) if request.seed is None else request.seed
         context_length = self.model.config.context_length
-        samples = [Sample(request, k, seed, self.tokenizer, context_length) for k in range(request.samples)]
+        beginning = Beginning(request, self.tokenizer)
+        samples = [Sample(beginning, k, seed, self.tokenizer, context_length) for k in range(request.samples)]
         self._waiting += samples
         return samples
 
@@ -197,7 +198,7 @@ class Engine:
 
     def _end(self, sample: Sample, reason: str) -> None:
         """End a sample. The sample of the last row moves into its row."""
-        sample.finished = reason
+        sample.end(reason)
         if sample in self._waiting:
             self._waiting.remove(sample)
             return

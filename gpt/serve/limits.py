@@ -57,14 +57,18 @@ def cost_of(requests: Sequence[generation.Request]) -> int:
     """Return the memory and time that requests take, in units of about 200 bytes.
 
     A token of a prompt costs one, and so does a token of the answer. If log-probabilities are requested, each
-    token of the answer costs one more, and one more for each alternative. Each sample costs 64 besides.
+    token of the answer costs one more, and one more for each alternative. Then each sample has the prompt's
+    ids too, which cost one each. Each sample costs 64 besides.
     """
     total = 0
     for request in requests:
         prompt = len(request.tokens)
         tokens = request.max_new_tokens + (prompt if request.echo else 0)
-        entries = 1 if request.alternatives is None else 2 + request.alternatives
-        total += prompt + request.samples * (64 + tokens * entries)
+        if request.alternatives is None:
+            sample = 64 + tokens
+        else:
+            sample = 64 + tokens * (2 + request.alternatives) + prompt
+        total += prompt + request.samples * sample
     return total
 
 

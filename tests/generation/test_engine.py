@@ -1,3 +1,5 @@
+import tracemalloc
+
 import pytest
 import torch
 
@@ -57,6 +59,21 @@ def test_samples_of_a_prompt_share_its_reading(model):
     assert read.count((1, 30)) == 1
     assert samples[0].tokens == alone.tokens
     assert len({tuple(sample.tokens) for sample in samples}) == 9
+
+
+def test_the_samples_of_a_request_share_its_prompt(model):
+    """A hundred lists of these ids, and as many of their scores, would be 160 MB."""
+    request = Request(tokens=[1] * 100_000, max_new_tokens=2, samples=100)
+    tracemalloc.start()
+    try:
+        samples = decode(Engine(model), request)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8e6
+    assert {len(sample.tokens) for sample in samples} == {100_002}
+    # Those that have ended wait for the others of their client, without the logits of their batch.
+    assert all(value.numel() == 0 for value in vars(samples[0]).values() if isinstance(value, torch.Tensor))
 
 
 def test_without_a_seed_no_text_is_repeated(model):

@@ -78,7 +78,7 @@ def test_the_openai_client_works_unchanged():
         ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"max_tokens": 0}, "max_tokens must be at least 1 without echo, got 0"),
         ({"n": 3278}, "the request costs 262242, expected at most 262144: ask for fewer"),
-        ({"prompt": [65] * 8192, "n": 128, "max_tokens": 1, "echo": True, "logprobs": 5}, "costs 7357312"),
+        ({"prompt": [65] * 8192, "n": 128, "max_tokens": 1, "echo": True, "logprobs": 5}, "costs 8405888"),
         ({"prompt": []}, "at least one prompt"),
         ({"prompt": [300]}, "300"),
         ({"prompt": ["a"] * 1025}, "prompt.texts: List should have at most 1024 items"),
