@@ -5,6 +5,7 @@ Shapes: N tokens, V vocab_size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from gpt.generation.healing import agreeing_ids
 from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
 from gpt.text.tokenizer import Tokenizer
+
+NOT_FINITE = "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +86,11 @@ class Beginning:
             self.added = 0 if kept else 1
             self.tokens = kept or [tokenizer.eot]
 
+    @cached_property
+    def ids(self) -> Tensor:
+        """The different ids of the tokens."""
+        return torch.tensor(self.tokens).unique()
+
 
 class Sample:
     """Sample `k` of a request: a text that is being written. It has a row in the cache once it runs.
@@ -131,6 +139,7 @@ class Sample:
         self.start = 0 if self.is_scored else window_start(self.prompt_length, context)
         self.read = self.start
         self.logits = torch.empty(0)
+        self._seen: Tensor | None = None  # (V,), whether an id came before; made when it is first asked for
         self.logprobs: list[LogProbs | None] = [None]  # nothing predicts the first token
 
     @property
@@ -195,21 +204,30 @@ class Sample:
             self.start = window_start(self.read + 1, self.context)
             self.read = self.start
 
-    def allowed_logits(self, vocab_size: int | None) -> Tensor:
-        """Return the logits (1, V) of the ids below `vocab_size`; -inf where an id contradicts the prompt."""
-        logits = self.logits[:, :vocab_size]
+    def allowed_logits(self) -> Tensor:
+        """Return the logits (1, V); -inf where an id contradicts the prompt."""
         if not self.rest:
-            return logits
+            return self.logits
         assert self.tokenizer
-        ids = torch.tensor(agreeing_ids(self.tokenizer, self.rest), device=logits.device)
-        allowed = torch.full_like(logits, -torch.inf)
-        allowed[:, ids] = logits[:, ids]
+        ids = torch.tensor(agreeing_ids(self.tokenizer, self.rest), device=self.logits.device)
+        allowed = torch.full_like(self.logits, -torch.inf)
+        allowed[:, ids] = self.logits[:, ids]
         return allowed
 
-    @property
-    def seen(self) -> list[int]:
-        """The tokens whose repetition is penalized: all, but none where a token of the prompt is drawn."""
-        return [] if self.rest else self.tokens
+    def seen(self) -> Tensor:
+        """Return (V,), whether repetition of an id is penalized: of those that came before.
+
+        No id is penalized where a token of the prompt is drawn.
+        """
+        if self._seen is not None:
+            return self._seen
+        seen = torch.zeros(self.logits.shape[-1], dtype=torch.bool, device=self.logits.device)
+        if self.rest:
+            return seen
+        ids = torch.cat([self.beginning.ids, torch.tensor(self.drawn, dtype=torch.long)])
+        seen[ids[ids < len(seen)].to(seen.device)] = True
+        self._seen = seen
+        return seen
 
     def copy(self, twin: "Sample") -> None:
         """Take over all that a sample of the same prompt has read, except the last token."""
@@ -217,9 +235,10 @@ class Sample:
         self.logprobs = twin.logprobs[: self.length]
 
     def end(self, reason: str) -> None:
-        """End the sample. Free the logits: its client may keep it until the last of many samples ends."""
+        """End the sample. Free its tensors: its client may keep it until the last of many samples ends."""
         self.finished = reason
         self.logits = torch.empty(0)
+        self._seen = None
 
     def add(self, id_: int, logprobs: LogProbs | None) -> list[Token]:
         """Add a drawn token and return the tokens that are complete now. The sample may end with the last.
@@ -238,6 +257,8 @@ class Sample:
                     self.logprobs.append(logprobs)
                 self._slide()
                 return []
+        if self._seen is not None:
+            self._seen[id_] = True
         echoed = self.echo_prompt() if self.request.echo and self.new_tokens == 1 else []
         text = self._new_text(id_, typed)
         if id_ == self.request.end or (self.text and self.text.stopped):
@@ -270,10 +291,15 @@ class Sample:
 
 
 def log_probabilities(logits: Tensor, ids: Sequence[int], count: int) -> list[LogProbs]:
-    """Return the log-probabilities of ids (N,) under logits (N, V), each with the `count` most likely ids."""
+    """Return the log-probabilities of ids (N,) under logits (N, V), each with the `count` most likely ids.
+
+    Raises InputError if one of the ids has none, because logits are not finite.
+    """
     values = logits.float().log_softmax(dim=-1)  # (N, V)
     likeliest = values.topk(min(count, logits.shape[-1]))
     index = torch.tensor(ids, dtype=torch.long, device=logits.device)[:, None]  # (N, 1)
     chosen = values.gather(-1, index)[:, 0]  # (N,)
+    if not chosen.isfinite().all():
+        raise InputError(NOT_FINITE)
     rows = zip(chosen.tolist(), likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return [LogProbs(value, tuple(zip(others, of_others, strict=True))) for value, others, of_others in rows]
