@@ -89,7 +89,7 @@ class Beginning:
     @cached_property
     def ids(self) -> Tensor:
         """The different ids of the tokens."""
-        return torch.tensor(self.tokens).unique()
+        return torch.tensor(sorted(set(self.tokens)))
 
 
 class Sample:

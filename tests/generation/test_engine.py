@@ -189,7 +189,9 @@ def test_a_penalty_for_a_long_prompt_costs_little_at_each_token(model):
 
     engine = Engine(model)
     (sample,) = engine.add(
-        Request(tokens=[1] * 1000, max_new_tokens=20, sampling=Sampling(temperature=0, repetition_penalty=1.5))
+        Request(
+            tokens=[1] * 1000, max_new_tokens=20, sampling=Sampling(temperature=0, repetition_penalty=1.5)
+        )
     )
     sample.beginning.tokens = Counted(sample.beginning.tokens)
     list(engine.run())

@@ -130,7 +130,7 @@ def test_ids_are_the_tokenizers(tokenizer, asked):
 
 @pytest.mark.parametrize("word", ["a" * 20_000, "ab" * 10_000])
 def test_a_long_word_has_its_ids_soon(word, exported):
-    """Each merge looks at its neighbours alone. 4,000 letters took five seconds."""
+    """A merge changes only the pairs beside it. 4,000 letters took five seconds."""
     tokenizer = VOCABULARIES["a prefix"]()
     ask = exported(tied(tokenizer.n_vocab), tokenizer)
     (ids, seconds) = ask(["timed", "encode", word])[0]
