@@ -21,7 +21,7 @@ def test_a_tensor_of_no_rows_comes_back_as_long(model):
 
 
 def test_samples_that_are_not_wanted_are_named(model):
-    with pytest.raises(InputError, match="^num_samples must be at least 1"):
+    with pytest.raises(InputError, match=r"^num_samples must be at least 1"):
         stream_samples(model, BYTES, "Ab", max_new_tokens=1, num_samples=0)
 
 
