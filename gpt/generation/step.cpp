@@ -589,8 +589,8 @@ struct Worker {
 
   // What turns the sums of W outputs from `o` on into outputs: their scales and biases.
   //
-  // In bfloat16 PyTorch's `linear` adds the bias before it rounds. Its product with int8 has no bias and gives
-  // bfloat16, to which the bias is added afterwards. int4 does as int8.
+  // In bfloat16 PyTorch's `linear` adds the bias before it rounds. Its product with int8 has no bias and
+  // gives bfloat16, to which the bias is added afterwards. int4 does as int8.
   auto finish(const Layer& linear, int64_t o, int64_t O) const {
     Floats bias = {}, scale = {};
     const size_t bytes = 4 * std::min<int64_t>(W, O - o);
