@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.generation.decoding import BackendName
 from gpt.generation.engine import Engine
 from gpt.generation.healing import Prompt, typed_prompt
@@ -63,8 +63,7 @@ def generate(
     sampling = Sampling(
         repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    rows = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-    prompts = [tuple(row) for row in rows]
+    prompts = [tuple(row) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
     engine = Engine(model, heal, backend=backend)
     samples = {}
     for prompt, count in Counter(prompts).items():  # equal prompts are read once
@@ -85,7 +84,8 @@ def generate(
         sample = next(samples[prompt])
         texts.append(sample.tokens[sample.added :])
     if isinstance(tokens, Tensor):
-        return torch.tensor(texts, dtype=tokens.dtype, device=tokens.device)
+        rows = torch.tensor(texts, dtype=tokens.dtype, device=tokens.device)
+        return rows.view(len(tokens), tokens.shape[1] + max_new_tokens)  # also where there are no rows
     return texts
 
 
@@ -112,6 +112,7 @@ def stream_samples(
     `heal` is false. Ids are left as they are. Raises the errors of `Engine.add`, of `Request` and of the
     sample that fails.
     """
+    check_least(1, num_samples=num_samples)
     end = tokenizer.eot
     if isinstance(prompt, str):
         ids, healed = typed_prompt(tokenizer, prompt) if heal else Prompt(tokenizer.encode(prompt))

@@ -106,6 +106,13 @@ def _is_to_be_compiled() -> bool:
 def _compile() -> None:
     """Compile with OpenMP, or without it for one thread if that fails.
 
+    There are two files, of which `program_path` prefers the first:
+
+    - `_parallel_path()`, with OpenMP. A compiler that has OpenMP makes it, and then none is asked again.
+    - `_serial_path()`, for one thread. A compiler without OpenMP makes it. The file has this compiler's name,
+      so that the same one is not asked again. Another compiler that is asked later gives the file its own
+      name. If it has no OpenMP either, it compiles nothing more.
+
     Raises InputError if both fail. A compiler that takes too long says nothing about OpenMP, so that is an
     error too.
     """

@@ -185,27 +185,41 @@ def _compare(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None)
     if model.config.context_length < _LEAST_CONTEXT:  # nothing can be compared: no program and no cache
         return _Result(_state(model, program), None)
     comparison = _Comparison(model)
-    tolerance = comparison.tolerance
-    if program:
-        try:
-            compiled = Compiled(program, model)
-            comparison.check(compiled, _AT_ONCE, tolerance)
-            if rounding:  # beside PyTorch with rounded weights, as to round them changes logits by more
-                compiled = Compiled(program, model, rounding=rounding)
-                _Comparison(rounded(model, rounding)).check(compiled, _AT_ONCE, _WITH_INTEGERS)
-            return _Result(_state(model, program), compiled)
-        except Exception as error:
-            wrong = f"the compiled program does not compute this model: {error}"
-            if rounding:
-                raise InputError(f"precision {rounding} is for an unchanged model, but {wrong}") from None
-            _tell_once(f"PyTorch decodes, as {wrong}")
-    cache_is_correct = True
+    compiled = _correct_program(model, program, rounding, comparison) if program else None
+    cache_is_correct = compiled is None and _cache_is_correct(model, comparison)
+    return _Result(_state(model, program), compiled, cache_is_correct)
+
+
+def _correct_program(
+    model: GPT, program: ctypes.CDLL, rounding: Rounding | None, comparison: "_Comparison"
+) -> Compiled | None:
+    """Return the program for the model, or None and tell why if it does not give the model's logits.
+
+    Raises InputError then if the program is to round the weights.
+    """
     try:
-        comparison.check(Forward(model, cached=True), _IN_PARTS, tolerance)
+        compiled = Compiled(program, model)
+        comparison.check(compiled, _AT_ONCE, comparison.tolerance)
+        if rounding:  # beside PyTorch with rounded weights, as to round them changes logits by more
+            compiled = Compiled(program, model, rounding=rounding)
+            _Comparison(rounded(model, rounding)).check(compiled, _AT_ONCE, _WITH_INTEGERS)
+        return compiled
+    except Exception as error:
+        wrong = f"the compiled program does not compute this model: {error}"
+        if rounding:
+            raise InputError(f"precision {rounding} is for an unchanged model, but {wrong}") from None
+        _tell_once(f"PyTorch decodes, as {wrong}")
+        return None
+
+
+def _cache_is_correct(model: GPT, comparison: "_Comparison") -> bool:
+    """Whether the model's `forward` gives the same logits with a cache. A line says if it does not."""
+    try:
+        comparison.check(Forward(model, cached=True), _IN_PARTS, comparison.tolerance)
     except Exception as error:
         _tell_once(f"each token reads its text again, as a cache does not suit this model: {error}")
-        cache_is_correct = False
-    return _Result(_state(model, program), None, cache_is_correct)
+        return False
+    return True
 
 
 class _Comparison:

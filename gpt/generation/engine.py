@@ -18,12 +18,10 @@ import torch
 from gpt.errors import InputError
 from gpt.generation.cache import Cache
 from gpt.generation.decoding import Backend, BackendName, backend_of
-from gpt.generation.samples import Request, Sample, Token, log_probabilities
+from gpt.generation.samples import NOT_FINITE, Beginning, Request, Sample, Token, log_probabilities
 from gpt.generation.sampling import sample_tokens
 from gpt.model import GPT
 from gpt.text.tokenizer import Tokenizer
-
-_NOT_FINITE = "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"
 
 
 class Engine:
@@ -55,7 +53,7 @@ class Engine:
         self.backend = backend
         self.max_samples = max_samples
         self._chunk = chunk
-        self._vocab_size = tokenizer.n_vocab if tokenizer else None  # only ids below this may be drawn
+        self._vocab_size = tokenizer.n_vocab if tokenizer else None  # only ids below this have logits
         self.failed: dict[Sample, Exception] = {}  # samples that failed in the last step, with their errors
         self._waiting: list[Sample] = []
         self._rows: list[Sample] = []  # the sample in each row of the cache
@@ -72,17 +70,20 @@ class Engine:
         """Add a request and return its samples. The next steps give them their tokens.
 
         Raises InputError for a token id outside the vocabulary, for an empty stop string, and for tokens that
-        are to be healed by an engine without a tokenizer.
+        are to be healed by an engine without a tokenizer. Tokens that are echoed have to be the tokenizer's.
         """
         if request.healed and self.tokenizer is None:
             raise InputError("tokens can be healed only by an engine with a tokenizer")
         size = self.model.config.vocab_size
+        if request.echo and self._vocab_size:
+            size = min(size, self._vocab_size)
         for id_ in request.tokens:
             if id_ not in range(size):
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
         seed = secrets.randbits(64) if request.seed is None else request.seed
         context_length = self.model.config.context_length
-        samples = [Sample(request, k, seed, self.tokenizer, context_length) for k in range(request.samples)]
+        beginning = Beginning(request, self.tokenizer)
+        samples = [Sample(beginning, k, seed, self.tokenizer, context_length) for k in range(request.samples)]
         self._waiting += samples
         return samples
 
@@ -148,7 +149,7 @@ class Engine:
             parts.append(part)
         try:
             self._cache.reserve(0, max(len(part.tokens) for part in parts))
-            logits = self._backend.read(parts, self._cache)
+            logits = self._backend.read(parts, self._cache)[:, : self._vocab_size]
             logits_of_parts = torch.split(logits, [part.scored for part in parts])
             for sample, part, scored in zip(samples, parts, logits_of_parts, strict=True):
                 sample.take(part, scored)
@@ -164,10 +165,11 @@ class Engine:
         drawn: list[int] = []
         for sampling, group in groupby(samples, lambda sample: sample.request.sampling):
             batch = list(group)
+            is_penalized = sampling.repetition_penalty != 1
             ids = sample_tokens(
-                torch.cat([sample.allowed_logits(self._vocab_size) for sample in batch]).float(),
+                torch.cat([sample.allowed_logits() for sample in batch]).float(),
                 sampling,
-                seen=[sample.seen for sample in batch],
+                seen=torch.stack([sample.seen() for sample in batch]) if is_penalized else None,
                 numbers=torch.tensor([next(sample.numbers) for sample in batch]),
             )
             drawn += ids.tolist()
@@ -176,16 +178,15 @@ class Engine:
     def _add(self, sample: Sample, id_: int) -> list[Token]:
         """Add a token to a sample, unless only its prompt is requested. End the sample if it is complete."""
         request = sample.request
+        if id_ < 0:
+            self._fail(sample, InputError(NOT_FINITE))
+            return []
         if request.max_new_tokens == 0:
             tokens = sample.echo_prompt()
-        elif id_ < 0:
-            self._fail(sample, InputError(_NOT_FINITE))
-            return []
         else:
             logprobs = None
             if request.alternatives is not None:
-                logits = sample.logits[:, : self._vocab_size]
-                (logprobs,) = log_probabilities(logits, [id_], request.alternatives)
+                (logprobs,) = log_probabilities(sample.logits, [id_], request.alternatives)
             tokens = sample.add(id_, logprobs)
         if sample.finished:
             self._end(sample, sample.finished)
@@ -197,7 +198,7 @@ class Engine:
 
     def _end(self, sample: Sample, reason: str) -> None:
         """End a sample. The sample of the last row moves into its row."""
-        sample.finished = reason
+        sample.end(reason)
         if sample in self._waiting:
             self._waiting.remove(sample)
             return

@@ -5,6 +5,7 @@ Shapes: N tokens, V vocab_size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from gpt.generation.healing import agreeing_ids
 from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
 from gpt.text.tokenizer import Tokenizer
+
+NOT_FINITE = "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +72,26 @@ def window_start(length: int, context_length: int) -> int:
     return max(0, -(-(length - context_length) // shift) * shift)
 
 
+class Beginning:
+    """The tokens with which all samples of a request begin. They share them, as a prompt may be long."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self.tokens = list(request.tokens)
+        self.rest = b""  # the bytes of the prompt that are still to be drawn
+        self.added = 0  # tokens before the prompt: `<|endoftext|>` if all of the prompt is drawn again
+        if tokenizer and request.healed and request.max_new_tokens:
+            kept = self.tokens[: -request.healed]
+            self.rest = tokenizer.decode_bytes(self.tokens[len(kept) :])
+            self.added = 0 if kept else 1
+            self.tokens = kept or [tokenizer.eot]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """The different ids of the tokens."""
+        return torch.tensor(sorted(set(self.tokens)))
+
+
 class Sample:
     """Sample `k` of a request: a text that is being written. It has a row in the cache once it runs.
 
@@ -77,13 +100,30 @@ class Sample:
     prompt, until no bytes of the prompt are left to be drawn: `rest`.
 
     Only the last window of a prompt is read. If the prompt's tokens are to be scored, all windows are read.
+
+    The window is the part of the text that the model sees. These are places in the text, and names of what
+    lies between them:
+
+        0                 start                         read          length
+        |  left behind    |  held: in the cache         |  unread     |
+
+        0         added                       prompt_length           length
+        |  added  |  prompt                   |  new tokens           |
+
+        0                    len(beginning.tokens)                    length
+        |  beginning         |  drawn                                 |
+
+    Where the last word of a prompt is drawn again, `prompt_length` grows with each of its tokens. If the
+    prompt is scored, `logprobs` has an entry for each token of its first part, and at last of all of it.
     """
 
-    logits: Tensor  # (1, V), they predict the token after the last one read
+    logits: Tensor  # (1, V), they predict the token after the last one read; empty before that and at the end
 
     def __init__(
-        self, request: Request, k: int, seed: int, tokenizer: Tokenizer | None, context: int
+        self, beginning: Beginning, k: int, seed: int, tokenizer: Tokenizer | None, context: int
     ) -> None:
+        self.beginning = beginning
+        request = beginning.request
         self.request = request
         self.k = k
         self.context = context
@@ -91,30 +131,42 @@ class Sample:
         self.finished: str | None = None  # `stop`, `length`, `cancelled` or `error`; None while it runs
         self.numbers = uniform(seed, k)
         self.text = TextStream(tokenizer, request.stop) if tokenizer else None
-        self.tokens = list(request.tokens)  # the prompt, then the new tokens
-        self.rest = b""  # the bytes of the prompt that are still to be drawn
-        self.added = 0  # tokens before the prompt: `<|endoftext|>` if all of the prompt is drawn again
-        if tokenizer and request.healed and request.max_new_tokens:
-            kept = self.tokens[: -request.healed]
-            self.rest = tokenizer.decode_bytes(self.tokens[len(kept) :])
-            self.added = 0 if kept else 1
-            self.tokens = kept or [tokenizer.eot]
-        self.prompt_length = len(self.tokens)  # grows while the rest of the prompt is drawn
+        self.drawn: list[int] = []  # the tokens after the beginning
+        self.rest = beginning.rest
+        self.added = beginning.added
+        self.prompt_length = len(beginning.tokens)
         self.is_scored = request.echo and request.alternatives is not None
-        self.start = 0 if self.is_scored else window_start(self.prompt_length, context)  # of the window
-        self.read = self.start  # the next token to read
-        # Those of the prompt's tokens so far. Nothing predicts the first one, so it has none.
-        self.logprobs: list[LogProbs | None] = [None] * (1 if self.is_scored else self.prompt_length)
+        self.start = 0 if self.is_scored else window_start(self.prompt_length, context)
+        self.read = self.start
+        self.logits = torch.empty(0)
+        self._seen: Tensor | None = None  # (V,), whether an id came before; made when it is first asked for
+        self.logprobs: list[LogProbs | None] = [None]  # nothing predicts the first token
+
+    @property
+    def tokens(self) -> list[int]:
+        """A new list of the prompt's tokens, then the new ones."""
+        return self._between(0, self.length)
+
+    def _between(self, start: int, end: int) -> list[int]:
+        """Return the tokens from place `start` on, up to `end`."""
+        begun = self.beginning.tokens
+        own = self.drawn[max(0, start - len(begun)) : max(0, end - len(begun))]
+        return own if start >= len(begun) else begun[start:end] + own
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of the text."""
+        return len(self.beginning.tokens) + len(self.drawn)
 
     @property
     def new_tokens(self) -> int:
         """The number of tokens added to the prompt."""
-        return len(self.tokens) - self.prompt_length
+        return self.length - self.prompt_length
 
     @property
     def unread(self) -> int:
         """The number of tokens that are not read yet."""
-        return len(self.tokens) - self.read
+        return self.length - self.read
 
     @property
     def held(self) -> int:
@@ -124,11 +176,12 @@ class Sample:
     @property
     def _has_logprobs(self) -> bool:
         """Whether every token of the prompt is scored, or none has to be."""
-        return len(self.logprobs) == self.prompt_length
+        return not self.is_scored or len(self.logprobs) == self.prompt_length
 
     def part(self, row: int, most: int) -> Read:
         """Return the next part to read into a row, of at most `most` tokens."""
-        tokens = self.tokens[self.start : min(self.read + most, self.start + self.context)]
+        end = min(self.length, self.read + most, self.start + self.context)
+        tokens = self._between(self.start, end)
         return Read(row, tokens, self.held, 1 if self._has_logprobs else len(tokens) - self.held)
 
     def take(self, part: Read, logits: Tensor) -> None:
@@ -137,8 +190,8 @@ class Sample:
         if not self._has_logprobs:
             # The logits at a position predict the next token. An earlier window may have scored it already.
             known = len(self.logprobs)
-            targets = self.tokens[known : end + 1]
-            first = known - 1 - self.read
+            targets = self._between(known, min(self.length, end + 1))
+            first = known - 1 - self.read  # after a slide it may be beyond the part: both slices are empty
             count = self.request.alternatives or 0
             self.logprobs += log_probabilities(logits[first : first + len(targets)], targets, count)
         self.read = end
@@ -151,34 +204,48 @@ class Sample:
             self.start = window_start(self.read + 1, self.context)
             self.read = self.start
 
-    def allowed_logits(self, vocab_size: int | None) -> Tensor:
-        """Return the logits (1, V) of the ids below `vocab_size`; -inf where an id contradicts the prompt."""
-        logits = self.logits[:, :vocab_size]
+    def allowed_logits(self) -> Tensor:
+        """Return the logits (1, V); -inf where an id contradicts the prompt."""
         if not self.rest:
-            return logits
+            return self.logits
         assert self.tokenizer
-        ids = torch.tensor(agreeing_ids(self.tokenizer, self.rest), device=logits.device)
-        allowed = torch.full_like(logits, -torch.inf)
-        allowed[:, ids] = logits[:, ids]
+        ids = torch.tensor(agreeing_ids(self.tokenizer, self.rest), device=self.logits.device)
+        allowed = torch.full_like(self.logits, -torch.inf)
+        allowed[:, ids] = self.logits[:, ids]
         return allowed
 
-    @property
-    def seen(self) -> list[int]:
-        """The tokens whose repetition is penalized: all, but none where a token of the prompt is drawn."""
-        return [] if self.rest else self.tokens
+    def seen(self) -> Tensor:
+        """Return (V,), whether repetition of an id is penalized: of those that came before.
+
+        No id is penalized where a token of the prompt is drawn.
+        """
+        if self._seen is not None:
+            return self._seen
+        seen = torch.zeros(self.logits.shape[-1], dtype=torch.bool, device=self.logits.device)
+        if self.rest:
+            return seen
+        ids = torch.cat([self.beginning.ids, torch.tensor(self.drawn, dtype=torch.long)])
+        seen[ids[ids < len(seen)].to(seen.device)] = True
+        self._seen = seen
+        return seen
 
     def copy(self, twin: "Sample") -> None:
         """Take over all that a sample of the same prompt has read, except the last token."""
-        length = len(self.tokens)
-        self.read = length - 1
-        self.logprobs = twin.logprobs[:length]
+        self.read = self.length - 1
+        self.logprobs = twin.logprobs[: self.length]
+
+    def end(self, reason: str) -> None:
+        """End the sample. Free its tensors: its client may keep it until the last of many samples ends."""
+        self.finished = reason
+        self.logits = torch.empty(0)
+        self._seen = None
 
     def add(self, id_: int, logprobs: LogProbs | None) -> list[Token]:
         """Add a drawn token and return the tokens that are complete now. The sample may end with the last.
 
         A token of the prompt is complete when all of the prompt is known.
         """
-        self.tokens.append(id_)
+        self.drawn.append(id_)
         typed = len(self.rest)
         if self.rest:
             assert self.tokenizer
@@ -186,9 +253,12 @@ class Sample:
             self.rest = self.rest[length:]
             if length <= typed:  # it belongs to the prompt
                 self.prompt_length += 1
-                self.logprobs.append(logprobs)
+                if self.is_scored:
+                    self.logprobs.append(logprobs)
                 self._slide()
                 return []
+        if self._seen is not None:
+            self._seen[id_] = True
         echoed = self.echo_prompt() if self.request.echo and self.new_tokens == 1 else []
         text = self._new_text(id_, typed)
         if id_ == self.request.end or (self.text and self.text.stopped):
@@ -203,13 +273,13 @@ class Sample:
     def echo_prompt(self) -> list[Token]:
         """Return the tokens of the prompt. If no token may follow, the sample ends with the last of them."""
         echoed = []
-        for place in range(self.added, self.prompt_length):
-            id_ = self.tokens[place]
+        for place, id_ in enumerate(self._between(self.added, self.prompt_length), start=self.added):
             text = self.text.echo(id_) if self.text else ""
             if place + 1 == self.prompt_length and self.request.max_new_tokens == 0:
                 self.finished = "length"
                 text += self.text.close() if self.text else ""
-            echoed.append(Token(self, id_, text, self.logprobs[place], self.finished, echoed=True))
+            logprobs = self.logprobs[place] if self.is_scored else None
+            echoed.append(Token(self, id_, text, logprobs, self.finished, echoed=True))
         return echoed
 
     def _new_text(self, id_: int, typed: int) -> str:
@@ -221,10 +291,15 @@ class Sample:
 
 
 def log_probabilities(logits: Tensor, ids: Sequence[int], count: int) -> list[LogProbs]:
-    """Return the log-probabilities of ids (N,) under logits (N, V), each with the `count` most likely ids."""
+    """Return the log-probabilities of ids (N,) under logits (N, V), each with the `count` most likely ids.
+
+    Raises InputError if one of the ids has none, because logits are not finite.
+    """
     values = logits.float().log_softmax(dim=-1)  # (N, V)
     likeliest = values.topk(min(count, logits.shape[-1]))
     index = torch.tensor(ids, dtype=torch.long, device=logits.device)[:, None]  # (N, 1)
     chosen = values.gather(-1, index)[:, 0]  # (N,)
+    if not chosen.isfinite().all():
+        raise InputError(NOT_FINITE)
     rows = zip(chosen.tolist(), likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return [LogProbs(value, tuple(zip(others, of_others, strict=True))) for value, others, of_others in rows]

@@ -4,7 +4,7 @@ Shapes: N rows, V vocab_size.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,7 +17,7 @@ from gpt.errors import InputError
 _RANGES = {
     "repetition_penalty": (0.01, 100),
     "temperature": (0, 100),
-    "top_p": (1e-6, 1),
+    "top_p": (0, 1),
     "min_p": (0, 1),
     "top_k": (1, 2**31),
 }
@@ -62,15 +62,15 @@ def uniform(seed: int, sample: int) -> Iterator[float]:
 def sample_tokens(
     logits: Tensor,
     sampling: Sampling,
-    seen: Sequence[Sequence[int]],
+    seen: Tensor | None,
     numbers: Tensor,
 ) -> Tensor:
     """Draw the next token of each row: logits (N, V) -> ids (N,), -1 where the logits are not finite.
 
-    Row k depends only on its own logits, on `seen[k]`, the tokens before it, and on `numbers[k]`. `numbers`
-    is (N,), uniform in [0, 1).
+    Row k depends only on its own logits, on `seen[k]`, and on `numbers[k]`. `seen` is (N, V), whether an id
+    came before; None stands for no ids. `numbers` is (N,), uniform in [0, 1).
     """
-    if sampling.repetition_penalty != 1:
+    if sampling.repetition_penalty != 1 and seen is not None:
         logits = penalize(logits, sampling.repetition_penalty, seen)
     if sampling.temperature > 0 and torch.are_deterministic_algorithms_enabled():
         logits = logits.cpu()  # a cumulative sum on a GPU is not deterministic, so PyTorch would raise
@@ -93,16 +93,13 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return filter_logits(logits, sampling).softmax(-1)
 
 
-def penalize(logits: Tensor, penalty: float, seen: Sequence[Sequence[int]]) -> Tensor:
-    """Lower the logits of tokens that came before: divide positive ones, multiply negative ones.
+def penalize(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
+    """Lower the logits of ids that came before, `seen` (N, V): divide positive ones, multiply negative ones.
 
     (N, V) -> (N, V). Keskar et al. 2019, section 4.1.
     """
-    logits = logits.clone()
-    for row, ids in zip(logits, seen, strict=True):
-        before = torch.tensor([id_ for id_ in ids if id_ < len(row)], dtype=torch.long, device=row.device)
-        row[before] = torch.where(row[before] > 0, row[before] / penalty, row[before] * penalty)
-    return logits
+    lowered = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(seen, lowered, logits)
 
 
 def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:

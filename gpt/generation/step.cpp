@@ -121,9 +121,17 @@ template <class Factor> struct Summed { typedef Floats Total; };
 // bfloat16's instruction does twice as many products as float32's on AMD's processors. On Intel's it does
 // half as many.
 #if defined(__AVX512BF16__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
-// Two products a lane; int8 fits into bfloat16.
+#define BFLOAT16_PRODUCTS
 template <> struct Stored<uint16_t> { typedef uint16_t Input, Factor; };
-template <> struct Stored<int8_t> { typedef uint16_t Input, Factor; };
+template <> struct Stored<int8_t> { typedef uint16_t Input, Factor; };  // int8 fits into bfloat16
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+template <> struct Stored<int8_t> { typedef float Input; typedef int16_t Factor; };
+template <> struct Summed<int16_t> { typedef Ints Total; };
+#endif
+struct Group;  // of int4 weights, see below
+template <> struct Stored<Group> : Stored<int8_t> {};
+
+#ifdef BFLOAT16_PRODUCTS
 static __m512bh load(const uint16_t* from) { return read<__m512bh>(from); }
 static __m512bh load(const int8_t* from) {
   __m512i low = _mm512_cvtepi8_epi32(read<__m128i>(from));
@@ -148,8 +156,6 @@ static Floats load(const uint16_t* from) {
   return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(read<__m128i>(from)), 16);
 }
 // int8 times int16: two products a lane, of twice as many lanes' numbers as there are floats.
-template <> struct Stored<int8_t> { typedef float Input; typedef int16_t Factor; };
-template <> struct Summed<int16_t> { typedef Ints Total; };
 static __m256i load(const int16_t* from) { return read<__m256i>(from); }
 static __m256i load(const int8_t* from) { return _mm256_cvtepi8_epi16(read<__m128i>(from)); }
 static Ints multiply_add(Ints total, __m256i a, __m256i b) { return total + (Ints)_mm256_madd_epi16(a, b); }
@@ -218,14 +224,8 @@ static_assert(CHUNK / W * 32767 * 127 <= INT32_MAX);
 // Rows that are multiplied with a weight while it is near: this many fit into the L2 cache.
 constexpr int64_t MOST = 128;
 
-// How far apart the W rows of the weight are that a single row of x is multiplied with, unless there are
-// fewer. For outputs = 4 W, `apart` is 4, and the tiles read these rows:
-//
-//   tile 0: 0, 4, 8, 12 ...    tile 1: 1, 5, 9, 13 ...    tile 2: 2, 6, 10 ...    tile 3: 3, 7, 11 ...
-//
-// Each row of a tile goes on where one of the tile before ended. So there are W long streams, which the
-// processor fetches by itself; for short rows it is late. With AVX-512, int8 is faster with neighbouring rows
-// that are fetched ahead.
+// How far apart the W rows of the weight are that a thin tile multiplies with a single row of x, at most. See
+// `one_row`. With AVX-512, int8 is faster with neighbouring rows that are fetched ahead.
 template <class Weight>
 constexpr int64_t apart_of() {
 #ifdef __AVX512F__
@@ -308,7 +308,6 @@ struct Group {
   // [j][o][u]: in the lower half output o's input 8 j + u, in the upper half its input 8 j + 4 + u
   uint8_t pairs[4][EIGHT][4];
 };
-template <> struct Stored<Group> : Stored<int8_t> {};
 
 // GROUP inputs of a product with int4, as int8.
 struct QuantizedInputs {
@@ -589,6 +588,9 @@ struct Worker {
   }
 
   // What turns the sums of W outputs from `o` on into outputs: their scales and biases.
+  //
+  // In bfloat16 PyTorch's `linear` adds the bias before it rounds. Its product with int8 has no bias and
+  // gives bfloat16, to which the bias is added afterwards. int4 does as int8.
   auto finish(const Layer& linear, int64_t o, int64_t O) const {
     Floats bias = {}, scale = {};
     const size_t bytes = 4 * std::min<int64_t>(W, O - o);
@@ -639,6 +641,20 @@ struct Worker {
   }
 
   // For one row of x: write(0, output, values) for each W of this thread's outputs.
+  //
+  // At a time it computes a span of up to APART * W outputs, by thin tiles of up to W outputs each. There are
+  // `apart` tiles, and the outputs of a tile are `apart` apart. For a span of 4 W outputs from o on, `apart`
+  // is 4, and these are the outputs, less o:
+  //
+  //             lane 0   lane 1   lane 2   lane 3 ...
+  //   tile 0       0        4        8       12
+  //   tile 1       1        5        9       13
+  //   tile 2       2        6       10       14
+  //   tile 3       3        7       11       15
+  //
+  // So totals[lane * apart + tile] is output o + lane * apart + tile. In a lane, each tile's row of the
+  // weight begins where that of the tile before ended. So there are W long streams, which the processor
+  // fetches by itself; for short rows it is late.
   template <class Weight, class Write>
   void one_row(const Layer& linear, const Factor* x, float unit, int64_t I, int64_t O, Write write) const {
     constexpr int FACTORS = 4 * W / sizeof(Factor);
@@ -647,23 +663,23 @@ struct Worker {
     alignas(4 * W) float totals[APART * W];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += APART * W) {
-      const int64_t outputs = std::min(APART * W, own.end - o);
-      const int64_t apart = (outputs + W - 1) / W;
-      for (int64_t k = 0; k < apart; k++) {
-        const Weight* weight = (const Weight*)linear.weight + (o + k) * I;
+      const int64_t span = std::min(APART * W, own.end - o);
+      const int64_t apart = (span + W - 1) / W;
+      for (int64_t tile = 0; tile < apart; tile++) {
+        const Weight* weight = (const Weight*)linear.weight + (o + tile) * I;
         Floats total = {};
         for (int64_t c = 0; c < I; c += CHUNK) {
           const int64_t count = std::min(CHUNK, I - c);
           const Ahead ahead{(const char*)(weight + W * I + W * c), BYTES};
-          const int64_t rows = (outputs - k + apart - 1) / apart;
-          Floats values = thin_tile(weight + c, apart * I, rows, x + c, count, ahead);
+          const int64_t outputs = (span - tile + apart - 1) / apart;  // of this tile
+          Floats values = thin_tile(weight + c, apart * I, outputs, x + c, count, ahead);
           total = c ? total + values : values;
         }
-        for (int lane = 0; lane < W; lane++) totals[lane * apart + k] = total[lane];
+        for (int lane = 0; lane < W; lane++) totals[lane * apart + tile] = total[lane];
       }
-      for (int64_t k = 0; k < apart; k++) {
-        const auto finished = finish(linear, o + k * W, O);
-        write(0, o + k * W, finished(load(totals + k * W), unit));
+      for (int64_t vector = 0; vector < apart; vector++) {
+        const auto finished = finish(linear, o + vector * W, O);
+        write(0, o + vector * W, finished(load(totals + vector * W), unit));
       }
     }
   }

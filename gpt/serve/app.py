@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gpt.attention import capture_weights
 from gpt.errors import InputError
@@ -45,6 +45,7 @@ Result = TypeVar("Result")
 
 _LONG = 1 << 14  # bytes; a larger body counts as long
 _LONG_TEXTS = 2  # how many long bodies are worked on at the same time
+_DISCONNECTED = HTTPException(499, "the client disconnected")
 
 
 def create_app(
@@ -187,11 +188,38 @@ class _Service:
         marks = {"chat": self.template is not None, "copied": self.copied is not None}
         return {"id": self.name, "figures": asdict(self.figures), **marks, **self.history.curve()}
 
+    @contextmanager
+    def awaited(self, request: Request, deadline: float) -> Iterator[None]:
+        """Cancel the block when its client disconnects, or at a time of the event loop's clock.
+
+        Raises HTTPException 499 or 504 then.
+        """
+
+        def leave(received: asyncio.Future[Message]) -> None:
+            if not received.cancelled():
+                scope.cancel()
+
+        disconnected = asyncio.ensure_future(request.receive())  # the body was read, so nothing else comes
+        disconnected.add_done_callback(leave)
+        with anyio.CancelScope(deadline=deadline) as scope:
+            try:
+                yield
+            finally:
+                disconnected.cancel()
+        if scope.cancelled_caught:
+            late = asyncio.get_running_loop().time() >= deadline
+            raise self.too_late() if late else _DISCONNECTED
+
+    def too_late(self) -> HTTPException:
+        """Return the error for a request that took more than its time."""
+        return HTTPException(504, f"the request took more than {self.limits.seconds} s")
+
     async def attention(self, request: Request) -> Response:
         body = await self.limits.read_body(request)
+        deadline = asyncio.get_running_loop().time() + self.limits.seconds
         form = AttentionRequest.model_validate_json(body)
         ids = await self.worked(body, form.ids, self.tokenizer, self.template)
-        with self.admitted(CALL_COST):
+        with self.admitted(CALL_COST), self.awaited(request, deadline):
             engine = await self.history.engine(form.snapshot)
             seen = ids[window_start(len(ids), engine.model.config.context_length) :]  # as in generation
             return _json(await engine.call(lambda: self.last_token_attention(engine.model, seen)))
@@ -236,24 +264,29 @@ class _Service:
     async def answer(
         self, form: CompletionRequest, body: bytes, request: Request, chat: bool = False
     ) -> Response:
+        """Answer a request. What it holds is freed by `work`.
+
+        Here that is at the end of the block. A stream takes it over and frees it at its own end.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.limits.seconds
         if form.model is not None:
             self.check_name(form.model)
         requests = await self.worked(body, form.requests, self.tokenizer, self.template)
-        with ExitStack() as stack:
-            stack.enter_context(self.admitted(cost_of(requests)))
-            engine = await self.history.engine(form.snapshot)
-            handle = engine.submit(requests)
-            stack.callback(engine.cancel, handle)
-            seconds = self.limits.seconds
-            loop = asyncio.get_running_loop()
-            late = HTTPException(504, f"the request took more than {seconds} s")
-            stack.callback(loop.call_later(seconds, handle.put, late).cancel)
+        with ExitStack() as work:
+            work.enter_context(self.admitted(cost_of(requests)))
+            with self.awaited(request, deadline):
+                engine = await self.history.engine(form.snapshot)
+                handle = engine.submit(requests)
+                work.callback(engine.cancel, handle)
+            work.callback(loop.call_at(deadline, handle.put, self.too_late()).cancel)
             answer = _Answer(self.name, self.tokenizer, handle, form, chat)
             if form.stream:
-                return _EventStream(answer, stack.pop_all(), seconds + self.limits.last_seconds)
+                most = deadline - loop.time() + self.limits.last_seconds
+                return _EventStream(answer, work.pop_all(), most)
             gone = asyncio.ensure_future(request.receive())
-            gone.add_done_callback(lambda _: handle.put(HTTPException(499, "the client disconnected")))
-            stack.callback(gone.cancel)
+            gone.add_done_callback(lambda _: handle.put(_DISCONNECTED))
+            work.callback(gone.cancel)
             return _json(await answer.whole())
 
 

@@ -21,7 +21,7 @@ Piece = tuple[int, Token]  # the index of a sample in its handle, and a token
 
 _SAMPLES = 16  # how many samples are decoded together
 _CHUNK = 256  # how many tokens of prompts are read between two steps of the other samples
-_ENDED = HTTPException(503, "the model is shutting down, try again later")
+ENDED = HTTPException(503, "the model is shutting down, try again later")
 
 
 class Handle:
@@ -68,33 +68,38 @@ class EngineThread:
         self._owners: dict[Sample, tuple[Handle, int]] = {}  # the handle of each sample, and the index in it
         self._one_call = asyncio.Lock()
         self._ended = False
-        self._step_ordered = False
+        self._step_is_queued = False
 
     def end(self) -> None:
         """Take no more requests and stop after the current step. Clients that wait get status 503."""
         self._ended = True
-        self._tell(_ENDED)
+        self._tell(ENDED)
         self._thread.shutdown(wait=False)
 
     def submit(self, requests: Sequence[Request]) -> Handle:
         """Start requests. They run until their handle is cancelled. Raises HTTPException 503 after `end`."""
         if self._ended:
-            raise _ENDED
+            raise ENDED
         handle = Handle(requests)
         self.open.add(handle)
-        self._order(self._add, handle)
+        self._queue(self._add, handle)
         return handle
 
     def cancel(self, handle: Handle) -> None:
         """Stop the work on a handle and drop it."""
         self.open.discard(handle)
-        self._order(self._cancel, handle)
+        self._queue(self._cancel, handle)
 
     async def call(self, function: Callable[[], Result]) -> Result:
-        """Run a function that uses the model in the engine's thread, and return its result."""
+        """Run a function that uses the model in the engine's thread, and return its result.
+
+        Raises HTTPException 503 if `end` comes before it begins.
+        """
         self.open.add(function)
         try:
             async with self._one_call:
+                if self._ended:
+                    raise ENDED
                 return await asyncio.get_running_loop().run_in_executor(self._thread, function)
         finally:
             self.open.discard(function)
@@ -104,8 +109,12 @@ class EngineThread:
             if isinstance(handle, Handle):
                 handle.put(error)
 
-    def _order(self, function: Callable[..., None], *arguments: object) -> None:
-        """Run a function in the thread, after all earlier ones. Then run a step if there is work."""
+    def _queue(self, function: Callable[..., None], *arguments: object) -> None:
+        """Put a function into the thread's queue. After it a step is put there, if there is work.
+
+        A step does not run at once but gets its own place in the queue, behind all that came while the step
+        before it ran: new requests, cancelled ones, and a call. So these wait for one step at most.
+        """
 
         def run() -> None:
             try:
@@ -114,9 +123,9 @@ class EngineThread:
                 self._engine = self._new_engine()
                 self._owners = {}
                 self._tell(server_failed(error))
-            if self._engine.busy and not self._step_ordered:
-                self._step_ordered = True
-                self._order(self._step)
+            if self._engine.busy and not self._step_is_queued:
+                self._step_is_queued = True
+                self._queue(self._step)
 
         with suppress(RuntimeError):  # the thread has ended
             self._thread.submit(run)
@@ -127,7 +136,7 @@ class EngineThread:
         self._owners |= {sample: (handle, index) for index, sample in enumerate(handle.samples)}
 
     def _step(self) -> None:
-        self._step_ordered = False
+        self._step_is_queued = False
         pieces = defaultdict[Handle, list[Piece]](list)
         for token in self._engine.step():
             handle, index = self._owners[token.sample]

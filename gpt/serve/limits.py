@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -14,6 +15,7 @@ from gpt.errors import check_least
 from gpt.serve.errors import error_reply
 
 CALL_COST = 1 << 14  # the cost of a request for attention weights, in the units of `cost_of`
+LOCAL = ("127.0.0.1", "localhost", "::1")  # the names of this machine for itself
 # Paths that need no key: the page, which asks for the key, and the path that a supervisor polls.
 _PUBLIC = ("/", "/health")
 
@@ -57,14 +59,18 @@ def cost_of(requests: Sequence[generation.Request]) -> int:
     """Return the memory and time that requests take, in units of about 200 bytes.
 
     A token of a prompt costs one, and so does a token of the answer. If log-probabilities are requested, each
-    token of the answer costs one more, and one more for each alternative. Each sample costs 64 besides.
+    token of the answer costs one more, and one more for each alternative. Then each sample has the prompt's
+    ids too, which cost one each. Each sample costs 64 besides.
     """
     total = 0
     for request in requests:
         prompt = len(request.tokens)
         tokens = request.max_new_tokens + (prompt if request.echo else 0)
-        entries = 1 if request.alternatives is None else 2 + request.alternatives
-        total += prompt + request.samples * (64 + tokens * entries)
+        if request.alternatives is None:
+            sample = 64 + tokens
+        else:
+            sample = 64 + tokens * (2 + request.alternatives) + prompt
+        total += prompt + request.samples * sample
     return total
 
 
@@ -88,3 +94,26 @@ def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
         await handler(scope, receive, send)
 
     return guarded
+
+
+def local_only(app: ASGIApp) -> ASGIApp:
+    """Make ASGI middleware that refuses every other name of the host than this machine's own.
+
+    It prevents DNS rebinding: a page of another site that gives its own name this machine's address.
+    """
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        handler = app
+        if scope["type"] == "http" and _host(dict(scope["headers"])) not in LOCAL:
+            handler = error_reply(HTTPException(400, f"unknown host, expected one of {', '.join(LOCAL)}"))
+        await handler(scope, receive, send)
+
+    return checked
+
+
+def _host(headers: dict[bytes, bytes]) -> str | None:
+    """Return the name in the header `host`, without a port; None if there is none."""
+    try:
+        return urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname
+    except ValueError:  # half an IPv6 address
+        return None

@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from gpt.errors import InputError, missing_extra
+from gpt.errors import InputError, check_least, missing_extra
 from gpt.evaluation.copied import Copied, training_text
 from gpt.files import readable
 from gpt.generation.build import build_first
@@ -16,8 +16,6 @@ from gpt.weights.checkpoint import parts_of
 from gpt.weights.load import Device, find, load_with_template
 from gpt.weights.rounding import WeightPrecision
 from gpt.weights.runs import model_name, run_of
-
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
@@ -49,13 +47,12 @@ def serve(
         show_copied: mark passages on the page that are copied verbatim from the run's training text.
     """
     try:
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-
         from gpt.serve.app import create_app
-        from gpt.serve.limits import RequestLimits
+        from gpt.serve.limits import LOCAL, RequestLimits, local_only
         from gpt.serve.server import Server
     except ImportError:
         raise missing_extra("gpt serve", "serve") from None
+    check_least(1, max_seconds=max_seconds, drain_seconds=drain_seconds)
     limits = RequestLimits(seconds=max_seconds, drain_seconds=drain_seconds)
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
@@ -64,10 +61,11 @@ def serve(
     if suits_program(model):
         build_first()  # a server that has always something to decode would not take it later
     run = run_of(path.resolve())
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name = readable(name) if name else model_name(checkpoint, path)
     copied = Copied(training_text(run, tokenizer), tokenizer) if show_copied else None
     listener = _listener(host, port)
+    port = listener.getsockname()[1]  # the system chooses one for 0
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     app = create_app(
         model,
         tokenizer,
@@ -80,8 +78,8 @@ def serve(
         precision=precision,
         trained=parts_of(path)[1] if run else None,
     )
-    if host in _LOCAL:  # the check of the host name prevents DNS rebinding by pages of other sites
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", "::1"])
+    if host in LOCAL:
+        app.add_middleware(local_only)
     elif api_key is None:
         notice(f"warning: anyone who can reach {address} can use this server; require a key with --api_key")
     print(f"page at http://{address}/, API at http://{address}/v1; Ctrl-C stops the server", flush=True)

@@ -164,6 +164,9 @@ function setRunning(controller) {
   $("text").ariaBusy = String(controller !== null);  // a screen reader waits for the whole text
 }
 
+// Whether a text is still on the page. It is not if a new chat was begun meanwhile.
+const isOnPage = text => text.box.isConnected;
+
 // Write a text or a reply. `repeats` means that other weights shall write it again: then what is typed into a
 // chat meanwhile stays there.
 async function generate({ repeats = false } = {}) {
@@ -183,14 +186,17 @@ async function generate({ repeats = false } = {}) {
     typed = about.chat && repeats ? "" : $("prompt").value;
     begin(typed);
     await write();
-    if (text.box.isConnected) await showMore(watching);
+    if (isOnPage(text)) await showMore(watching);
   } catch (error) {
     if (error.name !== "AbortError") {
       showError(error);
-      if (about?.chat && text !== before && !text.tokens.length && text.box.isConnected) takeBack(typed);
+      const hasBegun = text !== before;
+      const isEmptyReply = about?.chat && hasBegun && !text.tokens.length;
+      if (isEmptyReply && isOnPage(text)) takeBack(typed);
     }
   }
-  if (turns.at(-1)?.role === "user" && text.box.isConnected) {
+  const hasNoReply = turns.at(-1)?.role === "user";
+  if (hasNoReply && isOnPage(text)) {
     turns.push({ role: "assistant", content: text.box.textContent });
   }
   setRunning(null);
@@ -210,7 +216,7 @@ async function showMore(watching) {
 async function write() {
   const start = performance.now();
   await backend.complete(text.form, choice => {
-    if (!text.box.isConnected) return;  // a new chat was begun meanwhile
+    if (!isOnPage(text)) return;
     add(text, choice);
     const rate = text.tokens.length / ((performance.now() - start) / 1000);
     $("speed").textContent = `${text.tokens.length} tokens, ${Number(rate.toPrecision(3))} per second`;

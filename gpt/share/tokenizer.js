@@ -29,12 +29,17 @@ class Tokenizer {
     const rank = this.ranks.get(word);
     if (rank !== undefined) return [rank];
     const parts = [...word];
+    const rankOfPair = i => this.ranks.get(parts[i] + parts[i + 1]) ?? Infinity;
+    const ranks = parts.slice(1).map((_, i) => rankOfPair(i));  // of each part with the next one
     for (;;) {
-      const ranks = parts.slice(1).map((part, i) => this.ranks.get(parts[i] + part) ?? Infinity);
       const lowest = ranks.reduce((least, rank) => Math.min(least, rank), Infinity);
       if (lowest === Infinity) return parts.map(part => this.ranks.get(part));
       const i = ranks.indexOf(lowest);
       parts.splice(i, 2, parts[i] + parts[i + 1]);
+      ranks.splice(i, 1);
+      // Only the new part's pairs have changed: with the part before it and with that after it.
+      if (i > 0) ranks[i - 1] = rankOfPair(i - 1);
+      if (i < ranks.length) ranks[i] = rankOfPair(i);
     }
   }
 
@@ -46,9 +51,11 @@ class Tokenizer {
   // The text of a token; if it is part of a character, its bytes as `bytes:\xf0\x9f`.
   name(id) {
     const bytes = this.bytes(id);
-    const text = newDecoder().decode(bytes);
-    if (!text.includes("\ufffd")) return text;
-    return "bytes:" + Array.from(bytes, byte => "\\x" + byte.toString(16).padStart(2, "0")).join("");
+    try {
+      return newDecoder({ fatal: true }).decode(bytes);
+    } catch {
+      return "bytes:" + Array.from(bytes, byte => "\\x" + byte.toString(16).padStart(2, "0")).join("");
+    }
   }
 
   /**
@@ -133,4 +140,5 @@ const byteString = text => {
   const bytes = new TextEncoder().encode(text);
   return Array.from(bytes, byte => String.fromCharCode(byte)).join("");
 };
-const newDecoder = () => new TextDecoder("utf-8", { ignoreBOM: true });  // U+FEFF is a character as others
+// For a decoder U+FEFF is a character as others. With `fatal` it throws where bytes are no whole character.
+const newDecoder = ({ fatal = false } = {}) => new TextDecoder("utf-8", { ignoreBOM: true, fatal });

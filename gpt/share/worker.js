@@ -79,16 +79,16 @@ class Writer {
     if (!prompt) return;
 
     const ids = [...prompt.ids];
-    const length = ids.length;
+    const promptLength = ids.length;
     const text = new TextStream(this.tokenizer, form.stop);
-    const begin = echo ? prompt.begin : length;
+    const begin = echo ? prompt.added : promptLength;
     let finish = null;
     for (let place = begin; !finish; place++) {
       const before = this.window(ids.slice(0, place));
       const logits = place > 0 ? await this.read(before, snapshot, { stopped }) : null;
       if (stopped()) return;
-      const isNew = place >= length;
-      const isHealed = place === length && prompt.first !== undefined;
+      const isNew = place >= promptLength;
+      const isHealed = place === promptLength && prompt.first !== undefined;
       if (isNew) ids.push(isHealed ? prompt.first : draw(logits, form, ids, number()));
       const id = ids[place];
       let piece = "";
@@ -96,7 +96,7 @@ class Writer {
       else if (!isHealed) piece = text.feed(id);
       else piece = (echo ? text.echo(id, prompt.typed) : "") + text.feed(id, prompt.typed);
       if (text.stopped || (isNew && id === this.tokenizer.eot)) finish = "stop";
-      else if (place + 1 >= length + max_tokens) finish = "length";
+      else if (place + 1 >= promptLength + max_tokens) finish = "length";
       if (finish) piece += text.close();
       const logprobs = this.scores(id, logits);
       if (place === begin) logprobs.prompt_token_ids = prompt.ids;
@@ -127,9 +127,9 @@ class Writer {
     return ids.length ? ids : [this.tokenizer.eot];
   }
 
-  // The prompt's `ids`, of which those of a typed text's last word are drawn again; the place `begin` of the
-  // first one that has a text; and the `first` new id, if its first `typed` bytes belong to the prompt. Null
-  // if it is `stopped` before.
+  // The prompt's `ids`, of which those of a typed text's last word are drawn again; how many of them are
+  // `added` before the prompt; and the `first` new id, if its first `typed` bytes belong to the prompt. Null
+  // if it is `stopped` before. The names are those of `Sample` in gpt/generation/samples.py.
   async prompt(form, number, stopped) {
     const { tokenizer } = this;
     const all = this.ids(form);
@@ -137,7 +137,7 @@ class Writer {
     const healed = isTyped ? tokensOfLastWord(tokenizer, form.prompt, all) : 0;
     const ids = all.slice(0, all.length - healed);
     let rest = all.slice(ids.length).map(id => tokenizer.tokens[id]).join("");  // the bytes still to be drawn
-    const begin = ids.length ? 0 : 1;
+    const added = ids.length ? 0 : 1;
     if (!ids.length) ids.push(tokenizer.eot);
     while (rest) {
       const logits = await this.read(this.window(ids), form.snapshot, { stopped });
@@ -146,11 +146,11 @@ class Writer {
       const allowed = logits.map((logit, id) => agreeing.has(id) ? logit : -Infinity);
       const id = draw(allowed, form, [], number());
       const length = tokenizer.tokens[id].length;
-      if (length > rest.length) return { ids, begin, first: id, typed: rest.length };
+      if (length > rest.length) return { ids, added, first: id, typed: rest.length };
       ids.push(id);
       rest = rest.slice(length);
     }
-    return { ids, begin };
+    return { ids, added };
   }
 
   // ---- the model

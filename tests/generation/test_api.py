@@ -16,6 +16,15 @@ def test_a_tensor_comes_back_longer(model):
     assert given.tolist() == [slow_greedy(model, row, 7) for row in prompts.tolist()]
 
 
+def test_a_tensor_of_no_rows_comes_back_as_long(model):
+    assert generate(model, torch.zeros(0, 3, dtype=torch.int64), max_new_tokens=7).shape == (0, 10)
+
+
+def test_samples_that_are_not_wanted_are_named(model):
+    with pytest.raises(InputError, match=r"^num_samples must be at least 1"):
+        stream_samples(model, BYTES, "Ab", max_new_tokens=1, num_samples=0)
+
+
 def test_sample_k_is_the_same_in_any_batch(model):
     how = {"max_new_tokens": 9, "seed": 4}
     five = generate(model, [[1, 2, 3]] * 5, **how)

@@ -1,7 +1,10 @@
+import tracemalloc
+
 import pytest
 import torch
 
 from gpt import GPTConfig, Tokenizer
+from gpt.errors import InputError
 from gpt.generation import Engine, Request, Sample, Sampling
 from gpt.generation.cache import Cache
 from gpt.generation.samples import window_start
@@ -59,6 +62,21 @@ def test_samples_of_a_prompt_share_its_reading(model):
     assert len({tuple(sample.tokens) for sample in samples}) == 9
 
 
+def test_the_samples_of_a_request_share_its_prompt(model):
+    """A hundred lists of these ids, and as many of their scores, would be 160 MB."""
+    request = Request(tokens=[1] * 100_000, max_new_tokens=2, samples=100)
+    tracemalloc.start()
+    try:
+        samples = decode(Engine(model), request)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8e6
+    assert {len(sample.tokens) for sample in samples} == {100_002}
+    # Those that have ended wait for the others of their client, without the logits of their batch.
+    assert all(value.numel() == 0 for value in vars(samples[0]).values() if isinstance(value, torch.Tensor))
+
+
 def test_without_a_seed_no_text_is_repeated(model):
     first, second = decode(Engine(model), *[Request(tokens=[1], max_new_tokens=12, seed=None)] * 2)
     assert first.tokens != second.tokens
@@ -114,6 +132,17 @@ def test_padding_of_the_vocabulary_is_never_drawn(model):
     assert max(drawn) <= 256 and len(drawn) > 200
 
 
+def test_log_probabilities_are_those_of_the_ids_that_may_be_drawn(model):
+    """The prompt's and the new token's, over the tokenizer's 257 ids; the model has 300."""
+    engine = Engine(model, Tokenizer("gpt2", vocab_size=257))
+    engine.add(Request(tokens=[1, 2, 3], max_new_tokens=1, echo=True, alternatives=300, seed=1))
+    _, *scored = engine.run()
+    for token in scored:
+        likeliest = dict(token.logprobs.likeliest)
+        assert sorted(likeliest) == list(range(257))
+        assert sum(torch.tensor([*likeliest.values()]).exp()) == pytest.approx(1, abs=1e-5)
+
+
 def test_memory_grows_twofold_up_to_the_context(config):
     cache, sizes = Cache(config, torch.zeros(())), set()
     for rows in range(1, 10):
@@ -133,3 +162,45 @@ def test_logits_that_are_not_finite_end_their_own_text_only(model):
     assert (failed.finished, failed.new_tokens) == ("error", 6)
     assert (whole.finished, whole.new_tokens) == ("length", 16)
     assert "not finite" in str(errors[failed]) and list(errors) == [failed]
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_a_prompt_whose_scores_are_not_finite_gets_no_scores(place, model):
+    """Those of the first windows; the last window is whole."""
+    model.token_embedding.weight.data[7] = torch.nan
+    prompt = [1] * 200
+    prompt[place] = 7
+    engine = Engine(model)
+    engine.add(Request(tokens=prompt, max_new_tokens=0, echo=True, alternatives=1))
+    with pytest.raises(InputError, match="not finite"):
+        list(engine.run())
+
+
+def test_a_penalty_for_a_long_prompt_costs_little_at_each_token(model):
+    """Its ids are looked at once, and not at each step. The penalty is as before."""
+
+    class Counted(list):
+        read = 0
+
+        def __getitem__(self, part):
+            found = super().__getitem__(part)
+            Counted.read += len(found) if isinstance(part, slice) else 0
+            return found
+
+    engine = Engine(model)
+    (sample,) = engine.add(
+        Request(
+            tokens=[1] * 1000, max_new_tokens=20, sampling=Sampling(temperature=0, repetition_penalty=1.5)
+        )
+    )
+    sample.beginning.tokens = Counted(sample.beginning.tokens)
+    list(engine.run())
+    assert Counted.read <= 21 * 64  # a window at each step
+    tokens = [1] * 1000
+    for _ in range(20):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens[window_start(len(tokens), 64) :]]))[0, -1]
+        for id_ in set(tokens):
+            logits[id_] *= 1 / 1.5 if logits[id_] > 0 else 1.5
+        tokens.append(int(logits.argmax()))
+    assert sample.tokens == tokens

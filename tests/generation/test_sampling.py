@@ -45,14 +45,14 @@ def test_draws_follow_the_distribution_of_the_definition(sampling):
     torch.testing.assert_close(probabilities(LOGITS, sampling)[0], distribution)
     numbers, draws = random.Random(5), 20_000
     uniform = torch.tensor([numbers.random() for _ in range(draws)])
-    ids = sample_tokens(LOGITS.expand(draws, -1), sampling, [[]] * draws, uniform)
+    ids = sample_tokens(LOGITS.expand(draws, -1), sampling, None, uniform)
     counts, expected = ids.bincount(minlength=8), draws * distribution
     possible = expected > 0
     assert not counts[~possible].any()
     assert ((counts - expected) ** 2 / expected)[possible].sum() < 24.3
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_k=1), Sampling(top_p=0.1)], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(top_k=1), Sampling(top_p=0.1), Sampling(top_p=0)], ids=str)
 def test_equally_likely_tokens_are_kept_together(sampling):
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
     assert filter_logits(logits, sampling).isfinite().tolist() == [[False, True, True, False]]
@@ -60,7 +60,7 @@ def test_equally_likely_tokens_are_kept_together(sampling):
 
 @pytest.mark.parametrize("temperature", [0, 1e-300])
 def test_a_temperature_of_0_takes_the_likeliest(temperature):
-    ids = sample_tokens(1e9 * LOGITS, Sampling(temperature=temperature), [[]], torch.tensor([0.5]))
+    ids = sample_tokens(1e9 * LOGITS, Sampling(temperature=temperature), None, torch.tensor([0.5]))
     assert ids.tolist() == [3]
 
 
@@ -68,21 +68,22 @@ def test_a_temperature_of_0_takes_the_likeliest(temperature):
 def test_the_ends_of_the_interval_draw_possible_tokens(number, drawn):
     logits = torch.full((1, 50257), -torch.inf)
     logits[0, 100:200] = 0.0
-    assert sample_tokens(logits, Sampling(), [[]], torch.tensor([number])).tolist() == [drawn]
+    assert sample_tokens(logits, Sampling(), None, torch.tensor([number])).tolist() == [drawn]
 
 
 def test_a_row_is_drawn_the_same_in_any_company():
     logits, numbers = torch.randn(7, 300), torch.rand(7)
     sampling = Sampling(temperature=1.3, top_p=0.9, repetition_penalty=1.2)
-    seen = [[i, i + 1] for i in range(7)]
+    seen = torch.rand(7, 300) < 0.1
     together = sample_tokens(logits, sampling, seen, numbers)
     for i in range(7):
         assert sample_tokens(logits[i : i + 1], sampling, seen[i : i + 1], numbers[i : i + 1]) == together[i]
 
 
 def test_the_penalty_lowers_tokens_seen_whatever_their_sign():
-    """But not those of a prompt beyond the ids that are drawn."""
-    given = penalize(LOGITS, 2.0, [[3, 3, 6, 300]])
+    seen = torch.zeros(1, 8, dtype=torch.bool)
+    seen[:, [3, 6]] = True
+    given = penalize(LOGITS, 2.0, seen)
     assert given.tolist() == [[2.0, -1.0, 0.5, 1.5, 0.0, 1.5, -6.0, 2.5]]
     assert LOGITS[0, 3] == 3.0
 
@@ -92,13 +93,13 @@ def test_broken_logits_give_no_token(broken):
     logits = LOGITS.repeat(3, 1)
     logits[1, 2] = broken
     numbers = torch.full((3,), 0.5)
-    first, second, third = sample_tokens(logits, Sampling(), [[]] * 3, numbers).tolist()
+    first, second, third = sample_tokens(logits, Sampling(), None, numbers).tolist()
     assert second == -1 and first == third >= 0
 
 
 OUT_OF_RANGE = [
     *(("temperature", -1), ("temperature", math.nan), ("repetition_penalty", 0.0)),
-    *(("top_k", 0), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 1.1)),
+    *(("top_k", 0), ("top_p", -0.1), ("top_p", 1.5), ("min_p", 1.1)),
 ]
 
 
@@ -126,7 +127,7 @@ class OnGPU(torch.Tensor):
 
 def test_where_algorithms_must_be_deterministic_a_gpu_leaves_drawing_to_the_cpu():
     logits, sampling = torch.randn(4, 50), Sampling(top_k=3, temperature=0.7)
-    more = sampling, [[]] * 4, torch.tensor([0.1, 0.4, 0.6, 0.9])
+    more = sampling, None, torch.tensor([0.1, 0.4, 0.6, 0.9])
     with pytest.raises(RuntimeError, match="cumsum"):
         sample_tokens(logits.as_subclass(OnGPU), *more)
     torch.use_deterministic_algorithms(True)

@@ -1,9 +1,12 @@
+import asyncio
+
 import numpy as np
 import pytest
 
 from gpt.evaluation.copied import Copied
 from gpt.serve.limits import RequestLimits
 from tests.serve.server import (
+    MODEL,
     TOKENIZER,
     alone,
     choice_of,
@@ -19,6 +22,7 @@ from tests.serve.server import (
     streamed,
     talk,
 )
+from tests.snapshots import add_snapshot
 
 JSON = {"content-type": "application/json"}
 LONG = {"prompt": "Hi", "max_tokens": 2000, "temperature": 0}
@@ -74,11 +78,11 @@ def test_the_openai_client_works_unchanged():
     ("form", "message"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 1e-50}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"max_tokens": 0}, "max_tokens must be at least 1 without echo, got 0"),
         ({"n": 3278}, "the request costs 262242, expected at most 262144: ask for fewer"),
-        ({"prompt": [65] * 8192, "n": 128, "max_tokens": 1, "echo": True, "logprobs": 5}, "costs 7357312"),
+        ({"prompt": [65] * 8192, "n": 128, "max_tokens": 1, "echo": True, "logprobs": 5}, "costs 8405888"),
         ({"prompt": []}, "at least one prompt"),
         ({"prompt": [300]}, "300"),
         ({"prompt": ["a"] * 1025}, "prompt.texts: List should have at most 1024 items"),
@@ -142,6 +146,31 @@ def test_a_request_that_takes_too_long_is_ended(stream):
     assert error["error"]["code"] == 504
     assert response.status_code == (200 if stream else 504)
     assert idle(app)
+
+
+def test_after_its_end_every_request_gets_503(tmp_path):
+    add_snapshot(tmp_path, 1, MODEL, TOKENIZER)
+    app = new_app(run=tmp_path)
+    with connected(app) as client:
+        app.state.end()
+        for path in ("/v1/completions", "/attention"):
+            for step in (None, 1):
+                answer = client.post(path, json={"prompt": "Hi", "snapshot": step})
+                assert answer.status_code == 503 and "shutting down" in answer.text, (path, step)
+
+
+def test_calls_that_wait_at_the_end_get_503(caplog):
+    """One runs, others wait for it."""
+    app = new_app(slow(0.3))
+
+    async def use(client):
+        calls = [asyncio.create_task(client.post("/attention", json={"prompt": "Hi"})) for _ in range(3)]
+        await asyncio.sleep(0.15)
+        app.state.end()
+        return sorted([(await call).status_code for call in calls])
+
+    assert talk(app, use) == [200, 503, 503]
+    assert not caplog.records
 
 
 @pytest.mark.allow_hosts(["127.0.0.1"])

@@ -95,16 +95,17 @@ def test_a_snapshot_computes_in_the_precision_of_the_model(precision, built, tmp
 
 @pytest.mark.parametrize(
     ("step", "status", "message"),
-    [(2, 404, "there is no snapshot of step 2"), (-1, 400, "snapshot"), (16, 500, "cannot be read")],
+    [(2, 404, "there is no snapshot of step 2"), (-1, 400, "snapshot"), (16, 500, "cannot be loaded")],
     ids=["missing", "no step", "damaged"],
 )
-def test_what_cannot_be_shown_is_one_line(step, status, message, run):
+def test_what_cannot_be_shown_is_one_line_and_the_log_has_the_cause(step, status, message, run, caplog):
     damaged = next(run.glob("snapshots/step-16-*"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     response = post(new_app(run=run), **FORM, snapshot=step)
     assert response.status_code == status
     error = response.json()["error"]["message"]
     assert message in error and "\n" not in error and str(run) not in error
+    assert (damaged.name in caplog.text) == (status == 500)
 
 
 class StandIn:
@@ -159,4 +160,42 @@ def test_the_loads_of_clients_that_left_do_not_pile_up(run, monkeypatch):
         with ThreadPoolExecutor() as clients:
             list(clients.map(leave, (1, 16, 64) * 3))
         assert ask(64, 30).status_code == 200
-    assert read == [1, 1, 1]  # each once, and none beside another
+    assert read in ([1], [1, 1])  # the one that was begun, perhaps 64, then 64; none beside another
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/attention"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, stream, run, monkeypatch):
+    read = []
+
+    def slowly(path):
+        read.append(path)
+        time.sleep(1.5)
+        return load(path)
+
+    monkeypatch.setattr("gpt.serve.app.load", slowly)
+    form = {"prompt": "Hi", "snapshot": 1} | ({"stream": stream} if path != "/attention" else {})
+    with connected(new_app(run=run, limits=RequestLimits(seconds=1))) as client:
+        late = client.post(path, json=form)
+        assert late.status_code == 504 and "more than 1 s" in late.text
+        assert client.post(path, json=form).status_code == 200
+    assert len(read) == 1
+
+
+def test_a_load_that_ends_after_the_server_answers_nobody(run):
+    async def main():
+        def ending(path):
+            loop.call_soon_threadsafe(history.end)
+            time.sleep(0.1)
+            return made.append(StandIn(path)) or made[0]
+
+        made, loop = [], asyncio.get_running_loop()
+        history = History(StandIn(None), run, ending, 2)
+        for step in (1, 16):
+            with pytest.raises(HTTPException) as caught:
+                await history.engine(step)
+            assert caught.value.status_code == 503
+        await asyncio.sleep(0.2)
+        assert len(made) == 1 and made[0].stopped and history.own.stopped
+
+    asyncio.run(main())

@@ -129,7 +129,22 @@ def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(exported, st
         assert status("localhost") == 401
         for host in ("localhost", "127.0.0.1:8000", "[::1]:8000"):
             assert status(host, **key) == 200
-        assert status("page.of.another.site", **key) == 400
+        for host in ("page.of.another.site", "localhost.page.of.another.site", "[::1", "", "127.0.0.1@x"):
+            assert status(host, **key) == 400
+        answer = client.get("/v1/models", headers={"host": "other", **key})
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert "localhost" in answer.json()["error"]["message"]
+
+
+def test_the_line_at_the_start_has_the_port_that_the_system_chose(exported, started, capsys):
+    *_, (_, port, *_) = started(exported)
+    assert port and f"page at http://127.0.0.1:{port}/, API" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["max_seconds", "drain_seconds"])
+def test_a_limit_out_of_range_is_named_as_the_option(option, exported):
+    with pytest.raises(InputError, match=f"^{option} must be at least 1, got 0$"):
+        serve(exported, **{option: 0})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +154,7 @@ def test_the_key_of_the_environment_and_the_hosts_of_a_local_server(exported, st
 def test_the_command_warns_of_an_open_server(exported, started, capsys, host, key, warned):
     _, config, address = started(exported, host=host, api_key=key)
     assert address[0] == host and config.limit_concurrency == 256
-    assert ("anyone who can reach 0.0.0.0:0" in capsys.readouterr().err) == warned
+    assert (f"anyone who can reach 0.0.0.0:{address[1]} " in capsys.readouterr().err) == warned
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")

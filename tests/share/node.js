@@ -7,6 +7,12 @@ const writer = new here.Writer(here.FILE);
 
 const others = {
   encode: texts => texts.map(text => writer.tokenizer.encode(text)),
+  name: id => writer.tokenizer.name(id),
+  timed: (method, given) => {
+    const start = performance.now();
+    const result = writer.tokenizer[method](given);
+    return [result, (performance.now() - start) / 1000];
+  },
   healed: texts => texts.map(text => here.tokensOfLastWord(writer.tokenizer, text, writer.tokenizer.encode(text))),
   agreeing: texts => texts.map(text => here.agreeingIds(writer.tokenizer, here.byteString(text))),
   pieces: (ids, stop) => {

@@ -128,6 +128,30 @@ def test_ids_are_the_tokenizers(tokenizer, asked):
     assert ids == [tokenizer.encode(text) for text in texts]
 
 
+@pytest.mark.parametrize("word", ["a" * 20_000, "ab" * 10_000])
+def test_a_long_word_has_its_ids_soon(word, exported):
+    """A merge changes only the pairs beside it. 4,000 letters took five seconds."""
+    tokenizer = VOCABULARIES["a prefix"]()
+    ask = exported(tied(tokenizer.n_vocab), tokenizer)
+    (ids, seconds) = ask(["timed", "encode", word])[0]
+    assert ids == tokenizer.encode(word)
+    assert seconds < 10
+
+
+def test_a_token_has_the_name_that_the_server_gives_it(exported):
+    """U+FFFD itself is a character, and no sign of half a character."""
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    from gpt.generation import Token
+    from gpt.serve.requests import log_probabilities
+
+    table = [bytes([byte]) for byte in range(256)] + [b"\xef\xbf", "\ufffd".encode(), "\ufeff".encode()]
+    tokenizer = Tokenizer("own", table=table)
+    ids = [*range(tokenizer.n_vocab)]
+    tokens = [Token(None, id_, "", None, None, False) for id_ in ids]
+    names = exported(tied(tokenizer.n_vocab), tokenizer)(*(["name", id_] for id_ in ids))
+    assert names == log_probabilities(tokenizer, tokens, 0)["tokens"]
+
+
 ENDS = [
     "The ", "The", "we'l", "'", "x = foo(b", "def f():\n    ", "a\n\n", "it  ", "methodo", " ", "\n", "日本",
     "ab" * 90,
@@ -195,6 +219,7 @@ SETTINGS = [
     {"temperature": 1e-20},
     {"temperature": 1.5, "top_k": 5},
     {"top_p": 0.6, "top_k": 20},
+    {"top_p": 0},
     {"min_p": 0.1, "top_p": 0.95, "temperature": 1.3},
     {"repetition_penalty": 1.8, "temperature": 0.9, "top_k": 1000},
 ]
@@ -207,8 +232,10 @@ def test_draws_are_the_engines(exported):
     numbers = [*torch.rand(400, dtype=torch.float64).tolist(), 0.0, 1 - 2**-24]
     draws = exported(tied())(*(["draws", logits.tolist(), how, seen, numbers] for how in SETTINGS))
     rows = logits.expand(len(numbers), -1)
+    came_before = torch.zeros_like(rows, dtype=torch.bool)
+    came_before[:, seen] = True
     for how, drawn in zip(SETTINGS, draws, strict=True):
-        expected = sample_tokens(rows, Sampling(**how), [seen] * len(numbers), torch.tensor(numbers))
+        expected = sample_tokens(rows, Sampling(**how), came_before, torch.tensor(numbers))
         assert (torch.tensor(drawn) != expected).sum() <= 1, how  # float32 and double meet at an edge
 
 
