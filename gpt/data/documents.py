@@ -146,7 +146,7 @@ def cut(documents: Iterable[Document]) -> Iterator[Piece]:
         for part in document.parts:
             texts = list(split_at_words(whole_characters(part.text), LONGEST_PIECE))
             for number, text in enumerate(texts, start=1):
-                key = document.key if first else ""
+                key = whole_characters(document.key) if first else ""
                 yield Piece(text, first, part.scored, ends=part.ends and number == len(texts), key=key)
                 first = False
 
