@@ -24,6 +24,7 @@ from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
 from gpt.weights.runs import RUNS, SUFFIX, checkpoints_of, newest_run, snapshots_of
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
+from gpt.weights.tokens import table_in, tell_assumed, with_tokens
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
@@ -33,7 +34,10 @@ _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _POSITIONS = "position_embedding.weight"
 _OTHER_FILES = ("ckpt.pt", "model.pth")
 """The usual names of nanoGPT's and the book's files. In a folder they come before `model.safetensors`."""
-_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+_FILES = [
+    *("config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
+]
 
 
 @dataclass(frozen=True)
@@ -264,9 +268,14 @@ def _read_other(path: Path) -> StoredModel:
     """Read the weights of another program, or of `save_pretrained`, and the tokenizer's files beside them."""
     stored = _read_folder(path) if path.is_dir() else _read_file(path)
     folder = path if path.is_dir() else path.parent
-    table = folder / "tokenizer.json"
-    own = Tokenizer.from_file(table) if table.is_file() else None
-    return replace(stored, own_tokenizer=own, template=hf.read_template(folder))
+    stored = replace(stored, template=hf.read_template(folder))
+    table = table_in(folder)
+    if table is None:
+        if stored.format != "gpt":  # those of this program without a tokenizer have GPT-2's tokens
+            tell_assumed(path, stored.config.vocab_size)
+        return stored
+    weights, own = with_tokens(stored.weights, table)
+    return replace(stored, weights=weights, own_tokenizer=own)
 
 
 def _read_folder(folder: Path) -> StoredModel:
