@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -188,18 +189,25 @@ def find(path: StrPath | None = None) -> Path:
         return folder or _download(hub_name, revision or None)
     if path.name == "config.yaml":
         raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
-    known = ("config.json", *_OTHER_FILES)
-    if path.is_file() or any((path / file).is_file() for file in known):
-        return path
-    best = path / "checkpoints" / f"best{SUFFIX}"
-    if best.is_file():
-        return best
-    checkpoints = checkpoints_of(path, broken_first=False)
-    snapshots = [file for _, _, file in snapshots_of(path)]
-    if not checkpoints and not snapshots:
+    meant = next(_meant(path), None)
+    if meant is None:
         expected = "expected a run (gpt runs lists them), a file, gpt2 or the hub's OWNER/NAME"
         raise InputError(f"no checkpoint at {path}, {expected}")
-    return checkpoints[0] if checkpoints else snapshots[-1]
+    return meant
+
+
+def _meant(path: Path) -> Iterator[Path]:
+    """Yield all that a path may mean, what comes first before the others. A file means itself."""
+    if path.is_file():
+        yield path
+    yield from (path / name for name in _OTHER_FILES if (path / name).is_file())
+    if (path / "config.json").is_file():  # model.safetensors belongs to it
+        yield path
+    best = path / "checkpoints" / f"best{SUFFIX}"
+    if best.is_file():
+        yield best
+    yield from checkpoints_of(path, broken_first=False)
+    yield from (file for _, _, file in reversed(snapshots_of(path)))
 
 
 def cached(name: str) -> Path | None:
@@ -228,22 +236,14 @@ def _download(name: str, revision: str | None) -> Path:
 
 def read_weights(path: StrPath | None) -> StoredModel:
     """Read the weights that `find` finds at `path`; InputError if they cannot be used."""
-    path = _source(find(path))
+    path = find(path)
+    if path.name == "model.safetensors" and path.with_name("config.json").is_file():
+        path = path.parent
     checkpoint = read_model(path) if path.suffix == SUFFIX else None
     try:
         return _read_other(path) if checkpoint is None else _from_checkpoint(checkpoint)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _source(found: Path) -> Path:
-    """Return what is read for the file or folder that `find` has found.
-
-    It is a folder for a `model.safetensors` beside its `config.json`, and otherwise a file.
-    """
-    has_config = found.name == "model.safetensors" and found.with_name("config.json").is_file()
-    path = found.parent if has_config else found
-    return next((path / name for name in _OTHER_FILES if (path / name).is_file()), path)
 
 
 def _resized(table: Tensor, length: int) -> Tensor:

@@ -16,6 +16,7 @@ from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
 from gpt.weights.formats import hf
 from gpt.weights.load import StoredModel, choose_device, find, read_weights
+from gpt.weights.runs import model_name
 
 
 def test_export_and_import_are_inverse_and_write_over_nothing(model, workplace, refusal, capsys):
@@ -194,6 +195,18 @@ def test_the_file_that_is_named_is_read(model, tmp_path):
     with pytest.raises(InputError, match=r"of another program, give the folder with its config\.json"):
         read_weights(other)
     assert read_weights(tmp_path / "m" / "model.safetensors").config == model.config
+
+
+def test_a_file_that_is_named_is_read_whatever_lies_beside_it(model, tmp_path):
+    """A folder stands for a checkpoint of nanoGPT before its `model.safetensors`."""
+    model.save_pretrained(tmp_path)
+    write_export(StoredModel("gpt", model.config, model.state_dict()), tmp_path / "nanogpt", "nanogpt")
+    (tmp_path / "nanogpt" / "ckpt.pt").rename(tmp_path / "ckpt.pt")
+    expected = {"model.safetensors": "gpt", "ckpt.pt": "nanogpt", "": "nanogpt"}
+    for name, format in expected.items():
+        found = find(tmp_path / name)
+        assert read_weights(tmp_path / name).format == read_weights(found).format == format
+        assert model_name(tmp_path / name, found) == (Path(name).stem or tmp_path.name)
 
 
 @pytest.fixture
