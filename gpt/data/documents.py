@@ -271,10 +271,11 @@ def _messages(value: Json) -> Json:
 
 
 def _openai(message: JsonObject) -> JsonObject:
-    """Return a message of ShareGPT or OpenAI in OpenAI's older form."""
-    sender = message.get("from")
-    if "role" not in message and isinstance(sender, str):
-        return {"role": _ROLES.get(sender, sender), "content": message.get("value")}
+    """Return a message of ShareGPT or OpenAI in OpenAI's older form; unchanged if it has neither form."""
+    sender, text = message.get("from"), message.get("value")
+    if "role" not in message and isinstance(sender, str) and isinstance(text, str):
+        others = {key: value for key, value in message.items() if key not in ("from", "value")}
+        return {**others, "role": _ROLES.get(sender, sender), "content": text}
     return plain_message(message)
 
 

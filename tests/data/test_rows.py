@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import re
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -136,6 +137,19 @@ def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys):
 def test_a_conversation_ends_with_a_reply(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [{"messages": OPENAI}, {"messages": OPENAI[:1]}])
     with pytest.raises(InputError, match="in line 2: its last message is the user's, expected the assist"):
+        documents(path)
+
+
+WRONG_MESSAGES = {
+    "mixed names": ({"from": "human", "content": "q"}, "has no role, got {'content': 'q', 'from': 'human'}"),
+    "no text": ({"from": "human", "value": 3}, "has no text as its content, got {'from': 'human', 'value': 3}"),
+}
+
+
+@pytest.mark.parametrize(("message", "expected"), WRONG_MESSAGES.values(), ids=WRONG_MESSAGES)
+def test_a_message_that_is_none_is_shown_as_it_stands_in_the_file(tmp_path, message, expected):
+    path = write_rows(tmp_path / "a.jsonl", [{"conversations": [message, *CHAT]}])
+    with pytest.raises(InputError, match=re.escape(f"in line 1: message 1 {expected}")):
         documents(path)
 
 
