@@ -404,7 +404,7 @@ def test_another_comparison_is_not_replaced(workplace):
     folder = compare(LR.split(), "my.txt", 2, 7, None, None, machine)
     assert compare(LR.split(), "my.txt", 3, 7, None, None, machine) == folder
     with pytest.raises(InputError, match="of a comparison with other texts and steps: give this one another"):
-        compare(LR.split(), "other.txt", 2, 7, 50, None, machine)
+        compare(LR.split(), "other.txt", 3, 7, 50, None, machine)
 
 
 def test_seeds_add_to_a_result_and_other_ones_have_their_own_folder():

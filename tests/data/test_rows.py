@@ -265,6 +265,8 @@ CSV = {
     "blanks": ('prompt, completion\n"a; b", "c, d"\n', TWO_COLUMNS),
     "quotes": ('"prompt","completion"\n"a; b","c, d"\n', TWO_COLUMNS),
     "nothing, as there is one column": ("text\na; b\n", {"text": "a; b"}),
+    "an empty line before": ("\n\nprompt,completion\na; b,\"c, d\"\n", TWO_COLUMNS),
+    "as Excel names it": ("sep=|\nprompt|completion\na; b|c, d\n", TWO_COLUMNS),
 }
 
 
@@ -273,6 +275,7 @@ def test_the_header_tells_what_separates_the_values(tmp_path, text, expected):
     path = write(tmp_path / "a.csv", text)
     (row,) = read_rows(str(path), None, list)
     assert row.value == expected
+    assert text.splitlines()[row.number - 1].startswith(('a; b', '"a; b'))
 
 
 QUOTED = {
