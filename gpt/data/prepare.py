@@ -74,6 +74,8 @@ def prepare(
         skip_bad_rows=skip_bad_rows,
         template=template,
     )
+    if is_prepared(corpus) and (output is not None or reading != DEFAULT_READING):
+        raise InputError(f"{corpus} is prepared already: to have it in another way, give the text itself")
     return prepare_named(corpus, find_vocabulary(vocabulary, vocab_size), reading, output).folder
 
 

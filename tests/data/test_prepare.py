@@ -254,6 +254,14 @@ def test_a_folder_of_another_version_is_no_text(rows, tmp_path):
         prepare(str(folder), vocab_size=500)
 
 
+@pytest.mark.parametrize("options", [{"output": "new"}, {"val_fraction": 0.5}, {"text_column": "text"}])
+def test_what_is_prepared_is_not_prepared_in_another_way(rows, workplace, options):
+    folder = prepare(str(rows), "old", vocab_size=500)
+    with pytest.raises(InputError, match="old is prepared already: to have it in another way, give the text"):
+        prepare(str(folder), vocab_size=500, **options)
+    assert not Path("new").exists()
+
+
 def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):
     done = prepare(str(rows), tmp_path / "done", vocab_size=500)
     mine = write(tmp_path / "mine" / "diary.txt", "dear diary").parent
