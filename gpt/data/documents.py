@@ -195,7 +195,7 @@ class _RowReader:
         if self.columns is None:
             self.columns = choose_columns(self.column, list(row))
             if self.columns is not None:
-                _tell(self.file, self.columns, row)
+                tell_columns(self.file, self.columns, row)
         if self.columns is None or not self.columns.are_in(row):
             self.lacking[tuple(row)] += 1
             return None
@@ -220,12 +220,15 @@ class _RowReader:
         notice_once(f"{self.file}: left out {rows} without {needed}; the first has {has}")
 
 
-def _tell(name: str, columns: Columns, row: JsonObject) -> None:
-    """Tell the user how the columns are read, unless they are plain text and nothing else is possible."""
+def tell_columns(name: str, columns: Columns, present: Collection[str]) -> None:
+    """Tell the user how the columns are read, unless they are plain text and nothing else is possible.
+
+    `present` are all columns of the file, or of its first row.
+    """
     if columns.names == (TEXT,):
-        examples = next((others for others in EXAMPLES if others.are_in(row)), None)
+        examples = next((others for others in EXAMPLES if others.are_in(present)), None)
         if examples is not None:
-            names = ",".join(column for column in examples.names if column in row)
+            names = ",".join(column for column in examples.names if column in present)
             notice_once(
                 f"{name}: column text is read, as plain text; --data.text_column {names} reads its examples"
             )

@@ -111,6 +111,12 @@ def ending_of(name: str) -> str:
     return os.path.splitext(stem)[1] if ending in _DECOMPRESSED else ending
 
 
+def endings_of(name: str) -> str:
+    """Return the endings that tell a file's format and its compression, such as `.jsonl.gz`."""
+    stem, ending = os.path.splitext(os.path.basename(name))
+    return f"{os.path.splitext(stem)[1]}{ending}" if ending.lower() in _DECOMPRESSED else ending
+
+
 def _decompress_of(name: str) -> _Decompress | None:
     """Return the function that decompresses a file, by its ending; None for one that is not compressed."""
     return _DECOMPRESSED.get(os.path.splitext(name.lower())[1])

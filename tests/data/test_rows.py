@@ -125,9 +125,10 @@ def test_three_columns_by_name(tmp_path):
         documents(path, text_column="task,context,answer")
 
 
-def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys, name):
     row = {"instruction": ASKED, "output": ANSWER, "text": "plain", "chat": OPENAI}
-    path = write_rows(tmp_path / "a.jsonl", [row])
+    path = write_rows(tmp_path / name, [row])
     assert documents(path) == ["plain"]
     assert "--data.text_column instruction,output reads its examples" in capsys.readouterr().err
     for column in ("instruction,output", "chat"):
