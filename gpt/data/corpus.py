@@ -147,7 +147,7 @@ class Corpus:
             with errors_named(name):
                 for piece in self._pieces(name, weight, selection, tolerance):
                     if piece.first:
-                        is_example = not piece.scored
+                        is_example = piece.begins_example
                     may_end = piece.first or not is_example  # a prompt without its reply is no example
                     if may_end and most_bytes is not None and read >= most_bytes + CHUNK_BYTES:
                         tolerance.tell()

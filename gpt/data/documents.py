@@ -24,10 +24,15 @@ class Piece(NamedTuple):
 
     text: str
     first: bool = True  # whether a document begins with this piece
-    scored: bool = True  # whether the model learns to write it; the first piece of an example is not scored
+    scored: bool = True  # whether the model learns to write it
     split: str = ""  # `train` or `val`, see `gpt.data.split`
     ends: bool = False  # whether it is the last piece of a reply; a text ends where the next one begins
     key: str = ""  # of the first piece of an example: see `Document.key`
+
+    @property
+    def begins_example(self) -> bool:
+        """Whether an example begins with this piece: its text before the first reply, which is not scored."""
+        return self.first and not self.scored
 
 
 class Document(NamedTuple):

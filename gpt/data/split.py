@@ -243,7 +243,7 @@ def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[
     example: int | None = None
     for piece in pieces:
         if piece.first:
-            example = None if piece.scored else _hash(piece.key)
+            example = _hash(piece.key) if piece.begins_example else None
         if example is not None:
             yield piece, [(example, piece.text)]
         else:

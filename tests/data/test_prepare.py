@@ -41,10 +41,9 @@ def test_tokens_are_those_of_the_documents_in_order(rows):
     encode = Tokenizer("gpt2", vocab_size=500).encoding.encode_ordinary
     assert prepared.dtype == np.uint16
     for split, documents in texts.items():
-        first, *starts = prepared.document_starts(split)
-        stored = np.split(prepared.stream(split).tokens, starts)
-        assert first == 0
-        assert len(stored) > 10
+        tokens = prepared.stream(split).tokens
+        *stored, after = np.split(tokens, np.flatnonzero(tokens == 499) + 1)
+        assert len(stored) > 10 and not len(after)
         assert [ids.tolist() for ids in stored] == [[*encode(text), 499] for text in documents]
         assert prepared.counts[split].bytes == len("".join(documents).encode())
 
@@ -178,10 +177,7 @@ DAMAGE = {
     "no tokenizer": (lambda f: edit(f, '"vocab_size": 500', '"vocab_size": "many"'), "not a saved tokenizer"),
     "half a file": (lambda f: os.truncate(f / "train.bin", 10), "train.bin has 10 bytes, expected"),
     "no file": (lambda f: (f / "val.bin").unlink(), "No such file.*val.bin"),
-    "a wrong count": (
-        lambda f: edit(f, '"documents": ', '"documents": 9'),
-        r"train-documents\.bin has \d+ bytes, expected 7",
-    ),
+    "a wrong count": (lambda f: edit(f, '"tokens": ', '"tokens": 9'), r"train\.bin has \d+ bytes, expected 1"),
     "a count below 0": (lambda f: edit(f, '"scored_tokens": ', '"scored_tokens": -'), "must be at least 0"),
     "more scored than there is": (
         lambda f: edit(f, '"scored_tokens": ', '"scored_tokens": 9'),
@@ -224,6 +220,14 @@ def test_an_index_that_does_not_fit_the_examples_is_refused(examples, starts):
     edit(examples, '"documents": 20', f'"documents": {len(starts)}')
     with pytest.raises(InputError, match=r"is not what gpt prepare writes: the (index|counts) of"):
         Prepared(examples)
+
+
+def test_an_index_has_as_many_examples_as_are_counted_and_plain_text_has_none(examples, rows):
+    edit(examples, '"documents": 20', '"documents": 19')
+    with pytest.raises(InputError, match=r"train-documents\.bin has 160 bytes, expected 152"):
+        Prepared(examples)
+    files = {path.name for path in prepare(str(rows), vocab_size=500).iterdir()}
+    assert files == {META, "train.bin", "val.bin"}
 
 
 def test_a_token_that_the_vocabulary_lacks_is_named_where_it_is_used(examples):
