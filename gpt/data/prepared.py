@@ -1,4 +1,4 @@
-"""A prepared folder. It holds, for each split, the tokens, and of examples an index of their starts; and `META`.
+"""A prepared folder. It holds the tokens of each split, an index of the starts of examples, and `META`.
 
 The documents follow one another, each followed by `<|endoftext|>`. `gpt.data.stored` says how a token is
 stored.

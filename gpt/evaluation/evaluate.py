@@ -95,11 +95,10 @@ def evaluate(
 
 
 def _check_template(prepared: Prepared, template: Template | None) -> None:
-    """Raise InputError for examples that were prepared with another template than the model was tuned with."""
+    """Raise InputError for examples that were prepared with another template than the model's."""
     if template and prepared.template and prepared.template != as_dict(template):
-        raise InputError(
-            f"{prepared.folder} was prepared with another template than the checkpoint's: give the text itself"
-        )
+        what = "was prepared with another template than the checkpoint's"
+        raise InputError(f"{prepared.folder} {what}: give the text itself")
 
 
 def score_text(

@@ -136,7 +136,9 @@ def _content(path: Path) -> JsonObject:
     return {
         "model": {"vocab": content, "merges": pairs},
         "pre_tokenizer": _BYTE_LEVEL,
-        "added_tokens": [{"id": id_, "content": name} for name, id_ in content.items() if name == END_OF_TEXT],
+        "added_tokens": [
+            {"id": id_, "content": name} for name, id_ in content.items() if name == END_OF_TEXT
+        ],
     }
 
 

@@ -94,10 +94,13 @@ class Tokenizer:
 
     @classmethod
     def from_tokens(cls, tokens: list[bytes]) -> "Tokenizer":
-        """Build the tokenizer of a table: `gpt2` if it is a prefix of GPT-2's. Raises InputError as a new one.
+        """Build the tokenizer of a table: `gpt2` if it is a prefix of GPT-2's.
 
         Args:
             tokens: the bytes of each token by rank, without `<|endoftext|>`.
+
+        Raises:
+            InputError: there are too many, or they cannot encode every text.
         """
         if tokens == _table()[: len(tokens)]:
             return cls("gpt2", len(tokens) + 1)

@@ -37,8 +37,11 @@ def with_tokens(weights: Weights, table: Path) -> tuple[Weights, Tokenizer]:
         raise InputError(f"{what}, but the weights have {count} rows and {tokenizer.eot} ordinary tokens")
     rows = torch.arange(count)
     rows[[tokenizer.eot, stored.end_of_text]] = rows[[stored.end_of_text, tokenizer.eot]]
-    moved = {name: weights[name][rows] for name in ("token_embedding.weight", "head.weight") if name in weights}
-    return {**weights, **moved}, tokenizer
+    moved = dict(weights)
+    for name in ("token_embedding.weight", "head.weight"):
+        if name in moved:  # a tied head is not
+            moved[name] = moved[name][rows]
+    return moved, tokenizer
 
 
 def tell_assumed(path: Path, vocab_size: int) -> None:

@@ -177,7 +177,10 @@ DAMAGE = {
     "no tokenizer": (lambda f: edit(f, '"vocab_size": 500', '"vocab_size": "many"'), "not a saved tokenizer"),
     "half a file": (lambda f: os.truncate(f / "train.bin", 10), "train.bin has 10 bytes, expected"),
     "no file": (lambda f: (f / "val.bin").unlink(), "No such file.*val.bin"),
-    "a wrong count": (lambda f: edit(f, '"tokens": ', '"tokens": 9'), r"train\.bin has \d+ bytes, expected 1"),
+    "a wrong count": (
+        lambda f: edit(f, '"tokens": ', '"tokens": 9'),
+        r"train\.bin has \d+ bytes, expected 1",
+    ),
     "a count below 0": (lambda f: edit(f, '"scored_tokens": ', '"scored_tokens": -'), "must be at least 0"),
     "more scored than there is": (
         lambda f: edit(f, '"scored_tokens": ', '"scored_tokens": 9'),

@@ -143,7 +143,10 @@ def test_a_conversation_ends_with_a_reply(tmp_path):
 
 WRONG_MESSAGES = {
     "mixed names": ({"from": "human", "content": "q"}, "has no role, got {'content': 'q', 'from': 'human'}"),
-    "no text": ({"from": "human", "value": 3}, "has no text as its content, got {'from': 'human', 'value': 3}"),
+    "no text": (
+        {"from": "human", "value": 3},
+        "has no text as its content, got {'from': 'human', 'value': 3}",
+    ),
 }
 
 
@@ -266,7 +269,7 @@ CSV = {
     "blanks": ('prompt, completion\n"a; b", "c, d"\n', TWO_COLUMNS),
     "quotes": ('"prompt","completion"\n"a; b","c, d"\n', TWO_COLUMNS),
     "nothing, as there is one column": ("text\na; b\n", {"text": "a; b"}),
-    "an empty line before": ("\n\nprompt,completion\na; b,\"c, d\"\n", TWO_COLUMNS),
+    "an empty line before": ('\n\nprompt,completion\na; b,"c, d"\n', TWO_COLUMNS),
     "as Excel names it": ("sep=|\nprompt|completion\na; b|c, d\n", TWO_COLUMNS),
 }
 
@@ -276,7 +279,7 @@ def test_the_header_tells_what_separates_the_values(tmp_path, text, expected):
     path = write(tmp_path / "a.csv", text)
     (row,) = read_rows(str(path), None, list)
     assert row.value == expected
-    assert text.splitlines()[row.number - 1].startswith(('a; b', '"a; b'))
+    assert text.splitlines()[row.number - 1].startswith(("a; b", '"a; b'))
 
 
 QUOTED = {

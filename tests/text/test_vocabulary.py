@@ -160,8 +160,16 @@ def test_tables_with_errors_are_refused(tmp_path, content, message):
 
 
 ADDED = {
-    "the end is another added token": (["<pad>", "<|endoftext|>"], 257, "the added tokens ['<pad>'] are left out"),
-    "none of that name": (["</s>", "<pad>"], 256, "the added tokens ['<pad>'] are left out; '</s>' is the end of a text"),
+    "the end is another added token": (
+        ["<pad>", "<|endoftext|>"],
+        257,
+        "the added tokens ['<pad>'] are left out",
+    ),
+    "none of that name": (
+        ["</s>", "<pad>"],
+        256,
+        "the added tokens ['<pad>'] are left out; '</s>' is the end of a text",
+    ),
 }
 
 
