@@ -74,8 +74,14 @@ def build(kind: type[T], values: object) -> T:
         raise InputError(f"expected {', '.join(hints)}, got {shown(values)}")
     for name, hint in hints.items():
         if not _is_a(values[name], hint):
-            raise InputError(f"{name} is {shown(values[name])}, expected {getattr(hint, '__name__', hint)}")
+            raise InputError(f"{name} is {shown(values[name])}, expected {_hint_in_words(hint)}")
     return kind(**values)
+
+
+def _hint_in_words(hint: object) -> str:
+    """Return the type of a field as text, with the parts that it has, and that numbers are finite."""
+    name = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    return f"{name} of finite numbers" if "float" in name else name
 
 
 def build_known(kind: type[T], values: object) -> tuple[T, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 import argparse
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -11,7 +11,7 @@ from gpt.compare.picture import draw
 from gpt.compare.result import Design, as_json, lines
 from gpt.compare.runner import Processes, Runner, candidates_of, train_all
 from gpt.compare.trainings import Candidate, Text
-from gpt.compare.variants import parse_variants, slug
+from gpt.compare.variants import Variant, parse_variants, slug
 from gpt.errors import InputError, check_least
 from gpt.files import locked, write_json
 from gpt.help import PlainHelpFormatter
@@ -21,6 +21,7 @@ from gpt.progress import notice, report
 
 FOLDER = Path("comparisons")
 _SEEDS = 3
+_FIRST_SEED = 1337
 _HELP = """Train variants with several seeds, and say whether they differ by more than chance.
 
 The words before the options name the base: a recipe, a config file, or a folder that holds an
@@ -56,7 +57,7 @@ def compare(
     check_least(2, seeds=seeds)
     check_least(0, first_seed=first_seed)
     variants = parse_variants(words)
-    folder = folder_of(name or slug(" vs ".join(variant.name for variant in variants)))
+    folder = folder_of(name or default_name(variants, first_seed))
     candidates = candidates_of(variants, runner)
     design = Design(
         candidates=tuple(candidates),
@@ -103,6 +104,12 @@ def steps_of(steps: int | None, base: Candidate) -> int:
     return steps
 
 
+def default_name(variants: Sequence[Variant], first_seed: int) -> str:
+    """Return the name of a folder for these variants. A repetition with other seeds has its own."""
+    names = slug(" vs ".join(variant.name for variant in variants))
+    return names if first_seed == _FIRST_SEED else f"{names}-from-{first_seed}"
+
+
 def folder_of(name: str) -> Path:
     """Return `comparisons/NAME`; InputError for a name that cannot be a folder's."""
     return FOLDER / plain_name("name", name)
@@ -111,7 +118,8 @@ def folder_of(name: str) -> Path:
 def check_folder(folder: Path, design: Design) -> None:
     """Raise InputError if the folder has the result of another comparison, which would be replaced.
 
-    A comparison with a --name may be given more texts and variants: it keeps the runs that it has.
+    A comparison may be given more seeds. One with a --name may be given anything else: it keeps the runs that
+    it has.
     """
     path = folder / "result.json"
     if not path.is_file():
@@ -119,14 +127,15 @@ def check_folder(folder: Path, design: Design) -> None:
     try:
         earlier = parse_json(path.read_text(encoding="utf-8"))
         names = [variant["name"] for variant in earlier["variants"]]
-        pairs = {
-            "variants": (names, [candidate.variant.name for candidate in design.candidates]),
-            "texts": (earlier["texts"], [text.corpus for text in design.texts]),
-            "steps": (earlier["steps"], design.steps),
+        differs = {
+            "variants": names != [candidate.variant.name for candidate in design.candidates],
+            "texts": earlier["texts"] != [text.corpus for text in design.texts],
+            "steps": earlier["steps"] != design.steps,
+            "seeds": not set(earlier["seeds"]) <= set(design.seeds),
         }
     except (ValueError, LookupError, TypeError):  # it is damaged, and written again
         return
-    if others := " and ".join(what for what, (before, now) in pairs.items() if before != now):
+    if others := " and ".join(what for what, is_other in differs.items() if is_other):
         raise InputError(f"{path} is of a comparison with other {others}: give this one another --name")
 
 
@@ -175,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         exit_on_error=False,
     )
     parser.add_argument("--seeds", type=int, metavar="N", default=_SEEDS, help="runs of each variant")
-    parser.add_argument("--first_seed", type=int, metavar="N", default=1337, help="the first seed")
+    parser.add_argument("--first_seed", type=int, metavar="N", default=_FIRST_SEED, help="the first seed")
     parser.add_argument(
         "--steps", type=int, metavar="N", help="steps of each run, by default those of the base's config"
     )

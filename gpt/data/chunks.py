@@ -74,7 +74,10 @@ def evenly_spread(number: int) -> float:
 
 
 def take_rows(rows: Iterable[T], weight: float, share: float) -> Iterator[T]:
-    """Yield the rows that are read of a file: by its weight, and of those only a share."""
+    """Yield the rows that are read of a file: by its weight, and of those only a share.
+
+    The choice counts the rows of the chunks that are read, so it depends on which chunks these are.
+    """
     if weight < 1.0:
         rows = (row for number, row in enumerate(rows) if _has_weight(number, weight))
     if share < 1.0:

@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from gpt.data.chunks import Selection, choose_chunks, take_rows, take_text, total_bytes
 from gpt.data.documents import (
@@ -18,6 +18,7 @@ from gpt.data.documents import (
     cut,
     no_columns,
     read_documents,
+    tell_columns,
 )
 from gpt.data.formats import (
     CHUNK_BYTES,
@@ -92,7 +93,7 @@ class Corpus:
         """The bytes to read of each chunk of each file: the chunk's size times the file's weight."""
         sizes_of_files = []
         for name, weight in zip(self.files, self._weight_of_each, strict=True):
-            sizes = chunk_sizes(name, self._choose)
+            sizes = chunk_sizes(name, partial(self._choose, name))
             sizes_of_files.append([math.ceil(weight * size) for size in sizes])
         return sizes_of_files
 
@@ -133,8 +134,8 @@ class Corpus:
         With `most_bytes`, only some chunks are read, spread evenly over all files. A larger `most_bytes` adds
         chunks to those of a smaller one. At least an eighth of the rows of a chunk is taken: all of them have
         to be read, as each row shows where the next one begins. If the size of a file is unknown, because it
-        is compressed, all files are read from the beginning. A file's weight below 1 leaves out the same rows
-        or pieces each time.
+        is compressed, all files are read from the beginning. A file's weight below 1 leaves out the same
+        pieces of a text each time, and the same rows each time with the same `most_bytes`.
 
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
@@ -146,7 +147,7 @@ class Corpus:
             with errors_named(name):
                 for piece in self._pieces(name, weight, selection, tolerance):
                     if piece.first:
-                        is_example = not piece.scored
+                        is_example = piece.begins_example
                     may_end = piece.first or not is_example  # a prompt without its reply is no example
                     if may_end and most_bytes is not None and read >= most_bytes + CHUNK_BYTES:
                         tolerance.tell()
@@ -169,15 +170,20 @@ class Corpus:
 
     def _rows(self, name: str, chunks: list[int] | None) -> Iterator[Row]:
         if name in self._data_sets:
-            return self._data_sets[name].rows(self._choose)
-        return read_rows(name, chunks, self._choose)
+            return self._data_sets[name].rows(partial(self._choose, name))
+        return read_rows(name, chunks, partial(self._choose, name))
 
-    def _choose(self, present: Sequence[str]) -> list[str]:
-        """Return the columns to read. Raises InputError if a needed one is not present."""
+    def _choose(self, name: str, present: Sequence[str]) -> list[str]:
+        """Return the columns of a file to read, and tell the user how.
+
+        Only here all columns of Parquet and of a data set are known, as the others are not read. Raises
+        InputError if a needed one is not present.
+        """
         columns = choose_columns(self.text_column, present)
         if columns is None:
             raise no_columns(self.text_column, present)
-        return [name for name in columns.names if name in present]
+        tell_columns(name, columns, present)
+        return [column for column in columns.names if column in present]
 
 
 def _stamp(name: str) -> object:

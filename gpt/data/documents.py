@@ -24,10 +24,15 @@ class Piece(NamedTuple):
 
     text: str
     first: bool = True  # whether a document begins with this piece
-    scored: bool = True  # whether the model learns to write it; the first piece of an example is not scored
+    scored: bool = True  # whether the model learns to write it
     split: str = ""  # `train` or `val`, see `gpt.data.split`
     ends: bool = False  # whether it is the last piece of a reply; a text ends where the next one begins
     key: str = ""  # of the first piece of an example: see `Document.key`
+
+    @property
+    def begins_example(self) -> bool:
+        """Whether an example begins with this piece: its text before the first reply, which is not scored."""
+        return self.first and not self.scored
 
 
 class Document(NamedTuple):
@@ -146,7 +151,7 @@ def cut(documents: Iterable[Document]) -> Iterator[Piece]:
         for part in document.parts:
             texts = list(split_at_words(whole_characters(part.text), LONGEST_PIECE))
             for number, text in enumerate(texts, start=1):
-                key = document.key if first else ""
+                key = whole_characters(document.key) if first else ""
                 yield Piece(text, first, part.scored, ends=part.ends and number == len(texts), key=key)
                 first = False
 
@@ -195,7 +200,7 @@ class _RowReader:
         if self.columns is None:
             self.columns = choose_columns(self.column, list(row))
             if self.columns is not None:
-                _tell(self.file, self.columns, row)
+                tell_columns(self.file, self.columns, row)
         if self.columns is None or not self.columns.are_in(row):
             self.lacking[tuple(row)] += 1
             return None
@@ -220,12 +225,15 @@ class _RowReader:
         notice_once(f"{self.file}: left out {rows} without {needed}; the first has {has}")
 
 
-def _tell(name: str, columns: Columns, row: JsonObject) -> None:
-    """Tell the user how the columns are read, unless they are plain text and nothing else is possible."""
+def tell_columns(name: str, columns: Columns, present: Collection[str]) -> None:
+    """Tell the user how the columns are read, unless they are plain text and nothing else is possible.
+
+    `present` are all columns of the file, or of its first row.
+    """
     if columns.names == (TEXT,):
-        examples = next((others for others in EXAMPLES if others.are_in(row)), None)
+        examples = next((others for others in EXAMPLES if others.are_in(present)), None)
         if examples is not None:
-            names = ",".join(column for column in examples.names if column in row)
+            names = ",".join(column for column in examples.names if column in present)
             notice_once(
                 f"{name}: column text is read, as plain text; --data.text_column {names} reads its examples"
             )
@@ -271,10 +279,11 @@ def _messages(value: Json) -> Json:
 
 
 def _openai(message: JsonObject) -> JsonObject:
-    """Return a message of ShareGPT or OpenAI in OpenAI's older form."""
-    sender = message.get("from")
-    if "role" not in message and isinstance(sender, str):
-        return {"role": _ROLES.get(sender, sender), "content": message.get("value")}
+    """Return a message of ShareGPT or OpenAI in OpenAI's older form; unchanged if it has neither form."""
+    sender, text = message.get("from"), message.get("value")
+    if "role" not in message and isinstance(sender, str) and isinstance(text, str):
+        others = {key: value for key, value in message.items() if key not in ("from", "value")}
+        return {**others, "role": _ROLES.get(sender, sender), "content": text}
     return plain_message(message)
 
 

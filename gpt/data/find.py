@@ -14,8 +14,9 @@ from gpt.data.formats import binary_error, has_file_ending, is_binary, network_e
 from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.errors import InputError, did_you_mean
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
-from gpt.plain import build, is_hub_name, parse_yaml
+from gpt.plain import JsonObject, build, is_hub_name, parse_yaml, shown
 from gpt.progress import notice
+from gpt.text.template import DEFAULT_TEMPLATE
 
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_FILE = 1 << 16  # bytes
@@ -92,16 +93,29 @@ def _read_corpus_file(path: Path) -> Corpus:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
-        recipe = dict(parse_yaml(path.read_text(encoding="utf-8"))["corpus"])
-        for name in ("files", "sha256", "weights"):
-            values = recipe.get(name, ())
-            recipe[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
-        corpus = build(Corpus, {field.name: field.default for field in fields(Corpus)} | recipe)
-    except (ValueError, TypeError, LookupError, OSError) as error:
-        raise InputError(
-            f"{path} is not a corpus file: it needs a mapping under `corpus` ({error})"
-        ) from error
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not isinstance(content.get("corpus"), dict):
+            raise InputError("it needs a mapping under `corpus`")
+        corpus = build(Corpus, _all_fields(content["corpus"]))
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(f"{path} is not a corpus file: {error}") from error
     return replace(corpus, files=tuple(_here_or_beside(path, name) for name in corpus.files))
+
+
+def _all_fields(recipe: JsonObject) -> JsonObject:
+    """Return all fields of a corpus, given those in a file; InputError for a key that no field has."""
+    defaults = {field.name: field.default for field in fields(Corpus) if field.name != "template"}
+    for key in map(str, recipe):
+        if key not in defaults:
+            expected = did_you_mean(key, defaults, before=": ") or f": expected {', '.join(defaults)}"
+            raise InputError(f"its corpus has no key {shown(key)}{expected}")
+    if "files" not in recipe:
+        raise InputError("it names no files")
+    lists = {}
+    for name in ("files", "sha256", "weights"):
+        values = recipe.get(name, ())
+        lists[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
+    return {"template": DEFAULT_TEMPLATE, **defaults, **recipe, **lists}
 
 
 def _here_or_beside(corpus_file: Path, name: str) -> str:

@@ -5,13 +5,14 @@ pictures, archives, compiled code, pipes and hidden files. One line counts them.
 """
 
 import os
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from gpt.data.formats import file_format, is_binary
+from gpt.data.formats import endings_of, file_format, is_binary
 from gpt.errors import InputError
 from gpt.progress import notice_once
 
@@ -159,9 +160,15 @@ def _each_once(names: list[str], left_out: Counter[str]) -> Iterator[str]:
 
 
 def _check_one_kind(name: str, files: list[str]) -> None:
-    kinds = {file_format(file) == "text": file for file in files}
-    if len(kinds) > 1:
-        raise InputError(
-            f"{name} mixes files of rows ({kinds[False]}) with texts ({kinds[True]}): "
-            f"name one kind with a pattern, such as '**/*{Path(kinds[False]).suffix}'"
-        )
+    """Raise InputError if some files hold rows and others text. It names a pattern of the more frequent."""
+    texts = [file for file in files if file_format(file) == "text"]
+    rows = [file for file in files if file_format(file) != "text"]
+    if not texts or not rows:
+        return
+    folder = os.path.commonpath(list(map(os.path.dirname, files)))
+    more = max(texts, rows, key=len)
+    pattern = os.path.join(folder, "**", f"*{next(filter(None, map(endings_of, more)), '')}")
+    raise InputError(
+        f"{name} mixes files of rows ({rows[0]}) with texts ({texts[0]}): "
+        f"name one kind with a pattern, such as {shlex.quote(pattern)}"
+    )

@@ -41,13 +41,17 @@ _WESTERN = 0.2  # in Western European text at most this share of the bytes is be
 _UNDEFINED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes without a meaning in Windows-1252
 _SAMPLED = 4 << 20  # decompressed bytes from which the size of the whole file is estimated
 
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+_TAR = slice(257, 262), b"ustar"  # the place of a mark in a tar file, and the mark
+_PERHAPS_BINARY = (".pt", ".o", ".a")  # endings of texts, too: their bytes decide
 _BINARY = (  # endings of files without text
     *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ico", ".tif", ".tiff", ".heic", ".psd"),
     *(".mp3", ".wav", ".ogg", ".flac", ".m4a", ".mp4", ".mkv", ".avi", ".mov", ".webm"),
-    *(".zip", ".tar", ".tgz", ".7z", ".rar", ".zst", ".jar", ".whl", ".deb", ".rpm", ".iso", ".dmg"),
-    *(".pyc", ".pyo", ".pyd", ".class", ".o", ".a", ".so", ".dll", ".dylib", ".exe", ".wasm"),
+    *_ARCHIVES,
+    *(".zst", ".jar", ".whl", ".deb", ".rpm", ".iso", ".dmg"),
+    *(".pyc", ".pyo", ".pyd", ".class", ".so", ".dll", ".dylib", ".exe", ".wasm"),
     *(".pdf", ".docx", ".xlsx", ".pptx", ".odt", ".ods", ".epub", ".woff", ".woff2", ".ttf", ".otf"),
-    *(".safetensors", ".pt", ".pth", ".npy", ".npz", ".gguf", ".onnx", ".pkl", ".sqlite"),
+    *(".safetensors", ".pth", ".npy", ".npz", ".gguf", ".onnx", ".pkl", ".sqlite"),
 )
 _MARKS = {  # byte order marks; a longer one comes before the shorter one that it begins with
     b"\xff\xfe\x00\x00": "utf-32",
@@ -98,13 +102,19 @@ def file_format(name: str) -> str:
 def has_file_ending(name: str) -> bool:
     """Whether a name ends as those of files do, so that it is hardly a data set's on the hub."""
     ending = os.path.splitext(name.lower())[1]
-    return ending in (".txt", ".md", ".yaml", *_FORMATS, *_DECOMPRESSED, *_BINARY)
+    return ending in (".txt", ".md", ".yaml", *_FORMATS, *_DECOMPRESSED, *_BINARY, *_PERHAPS_BINARY)
 
 
 def ending_of(name: str) -> str:
     """Return the ending that tells a file's format: the one before that of a compression, if there is one."""
     stem, ending = os.path.splitext(name.lower())
     return os.path.splitext(stem)[1] if ending in _DECOMPRESSED else ending
+
+
+def endings_of(name: str) -> str:
+    """Return the endings that tell a file's format and its compression, such as `.jsonl.gz`."""
+    stem, ending = os.path.splitext(os.path.basename(name))
+    return f"{os.path.splitext(stem)[1]}{ending}" if ending.lower() in _DECOMPRESSED else ending
 
 
 def _decompress_of(name: str) -> _Decompress | None:
@@ -204,10 +214,13 @@ def is_binary(name: str) -> bool:
 def binary_error(name: str) -> InputError:
     """Return the error for a binary file.
 
-    It says so if the file seems to be UTF-16 without a byte order mark.
+    It says so if the file is an archive, or seems to be UTF-16 without a byte order mark.
     """
     with _open(name) as file:
         data = file.read(_HEAD)
+    place, mark = _TAR
+    if ending_of(name) in _ARCHIVES or data[place] == mark:
+        return InputError(f"{name} is an archive: unpack it, and give the folder")
     for encoding, nul in (("UTF-16LE", data[1::2]), ("UTF-16BE", data[::2])):
         if nul and nul.count(0) > len(nul) / 2:
             return InputError(

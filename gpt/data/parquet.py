@@ -60,7 +60,12 @@ def _rows_at_once(rows: int, size: int) -> int:
 
 
 def _chosen(metadata: "FileMetaData", choose: Choose) -> list[str]:
-    return list(choose(metadata.schema.to_arrow_schema().names))
+    """Return the columns to read. Raises InputError for a name that two of the file's columns have."""
+    present = metadata.schema.to_arrow_schema().names
+    chosen = list(choose(present))
+    if twice := [name for name in chosen if present.count(name) > 1]:
+        raise InputError(f"has two columns {twice[0]!r}: rename one")
+    return chosen
 
 
 def _groups(metadata: "FileMetaData") -> "list[RowGroupMetaData]":

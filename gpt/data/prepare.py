@@ -19,7 +19,7 @@ from gpt.cores import cores
 from gpt.data.corpus import Corpus
 from gpt.data.documents import Piece
 from gpt.data.find import find_corpus
-from gpt.data.prepared import INDEX_DTYPE, META, Counts, Meta, Prepared, is_prepared
+from gpt.data.prepared import INDEX_DTYPE, META, Counts, Meta, Prepared, index_name, is_prepared
 from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import SPLITS, Divided, divide_corpus
 from gpt.data.stored import StoredType, as_unscored, token_dtype
@@ -74,6 +74,8 @@ def prepare(
         skip_bad_rows=skip_bad_rows,
         template=template,
     )
+    if is_prepared(corpus) and (output is not None or reading != DEFAULT_READING):
+        raise InputError(f"{corpus} is prepared already: to have it in another way, give the text itself")
     return prepare_named(corpus, find_vocabulary(vocabulary, vocab_size), reading, output).folder
 
 
@@ -207,18 +209,18 @@ def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Me
     first = next(pieces, None)
     if first is None:
         raise InputError(f"the corpus is empty: {divided.source.files[0]} has no text")
-    examples = not first.scored
+    examples = first.begins_example
     dtype = token_dtype(examples)
     with ExitStack() as stack:
         writers = {}
         for split in SPLITS:
             tokens = stack.enter_context(open(folder / f"{split}.bin", "wb"))
-            starts = stack.enter_context(open(folder / f"{split}-documents.bin", "wb"))
+            starts = stack.enter_context(open(folder / index_name(split), "wb")) if examples else None
             writers[split] = _SplitWriter(tokens, starts, dtype, tokenizer.eot)
         advance = stack.enter_context(progress("tokenizing", divided.size))
         for group in _encode(chain([first], pieces), tokenizer):
             for piece, ids in group:
-                if piece.first and piece.scored is examples:
+                if piece.first and piece.begins_example is not examples:
                     raise InputError("the corpus mixes texts with examples: give one kind")
                 writers[piece.split].add(piece, ids)
             advance(sum(len(piece.text.encode()) for piece, _ in group))
@@ -237,7 +239,8 @@ class _SplitWriter:
     """The open files of a split. `<|endoftext|>` follows each text, and each reply of an example."""
 
     tokens: IO[bytes]
-    starts: IO[bytes]
+    starts: IO[bytes] | None
+    """The index of examples. Plain text has none."""
     dtype: StoredType
     eot: int
     counts: Counts = field(default_factory=Counts)
@@ -249,7 +252,8 @@ class _SplitWriter:
         if piece.first:
             self.end()
             self.counts.documents += 1
-            self.starts.write(np.array(self.counts.tokens, INDEX_DTYPE).tobytes())
+            if self.starts is not None:
+                self.starts.write(np.array(self.counts.tokens, INDEX_DTYPE).tobytes())
         size = len(piece.text.encode())
         self.counts.bytes += size
         if piece.scored:

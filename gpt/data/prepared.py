@@ -1,4 +1,4 @@
-"""A prepared folder. It holds, for each split, the tokens and an index of document starts; and `META`.
+"""A prepared folder. It holds the tokens of each split, an index of the starts of examples, and `META`.
 
 The documents follow one another, each followed by `<|endoftext|>`. `gpt.data.stored` says how a token is
 stored.
@@ -105,6 +105,11 @@ class Meta:
     """The `Counts` of each split."""
 
 
+def index_name(split: str) -> str:
+    """Return the name of the file with the position of each example's first token."""
+    return f"{split}-documents.bin"
+
+
 def positions_for(lengths: NDArray[np.int64]) -> int:
     """Return the smallest power of two that, as a context length, cuts no example of these lengths."""
     return 1 << (int(lengths.max(initial=1)) - 1).bit_length()
@@ -179,10 +184,10 @@ class Prepared:
         """Return the tokens of a split. Raises InputError if its counts or its files are wrong."""
         _check_counts(split, counts)
         self._check_size(f"{split}.bin", counts.tokens * self.dtype.itemsize)
-        self._check_size(f"{split}-documents.bin", counts.documents * INDEX_DTYPE.itemsize)
         starts = None
-        if self.template is not None:  # the index of plain text is read by no command
-            starts = self.document_starts(split)
+        if self.template is not None:  # folders of plain text may have an index from earlier versions
+            self._check_size(index_name(split), counts.documents * INDEX_DTYPE.itemsize)
+            starts = np.fromfile(self.folder / index_name(split), INDEX_DTYPE)
             _check_starts(split, counts, starts)
         return Stream(self.folder / f"{split}.bin", self.dtype, self.tokenizer.eot, starts)
 
@@ -201,10 +206,6 @@ class Prepared:
         starts = range(0, max(1, len(stream)), max(_NEIGHBOURS, _NEIGHBOURS * len(stream) // most))
         spread = np.concatenate([stream.tokens[start : start + _NEIGHBOURS] for start in starts])
         return token_ids(stream.checked(spread))
-
-    def document_starts(self, split: str) -> NDArray[np.int64]:
-        """Return the position in `stream(split)` of each document's first token."""
-        return np.fromfile(self.folder / f"{split}-documents.bin", INDEX_DTYPE)
 
     def example_lengths(self) -> NDArray[np.int64]:
         """Return the number of tokens of each training example, (examples,). Empty for plain text."""

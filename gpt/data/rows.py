@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from gpt.data import builtin
@@ -17,6 +17,7 @@ from gpt.data.formats import (
     CHUNK_BYTES,
     LONGEST_VALUE,
     Choose,
+    Chunk,
     Row,
     ending_of,
     errors_named,
@@ -33,6 +34,7 @@ from gpt.plain import Json
 _BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
 _LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
 _QUOTED_NAME = re.compile(r'(?:^|(?<=[,;\t ]))"(?:[^"]|"")*"?')  # in the header of CSV
+_EXCELS_LINE = re.compile(r'"?sep=([,;\t|])"?\s*')
 _JSON_ADVICE = "expected an object on each line, or one array of objects"
 
 
@@ -65,6 +67,8 @@ def read_rows(name: str, chunks: Sequence[int] | None, choose: Choose) -> Iterat
     if kind == "builtin":
         texts = enumerate(builtin.texts(name), start=1)
         yield from (Row(number, {"text": text}) for number, text in texts)
+    elif kind == "parquet" and is_compressed(name):
+        raise InputError("is compressed Parquet: decompress it. Parquet is compressed inside")
     elif kind == "parquet":
         yield from parquet_rows(name, chunks, choose)
     elif kind == "csv":
@@ -74,10 +78,7 @@ def read_rows(name: str, chunks: Sequence[int] | None, choose: Choose) -> Iterat
     elif head_of(name).is_array:
         yield from _array_rows(chunk.text for chunk in read_text(name, None))
     else:
-        for chunk in read_text(name, chunks, LONGEST_VALUE):
-            for number, line in enumerate(io.StringIO(chunk.text), start=1):
-                if line.strip():
-                    yield Row(number, _parsed(line), chunk.begin)
+        yield from _json_lines(read_text(name, chunks, LONGEST_VALUE))
 
 
 def position_of(name: str, row: Row) -> str:
@@ -94,6 +95,21 @@ def position_of(name: str, row: Row) -> str:
             lines += data.count(b"\n")
             left -= len(data)
     return f"line {lines + row.number}"
+
+
+def _json_lines(chunks: Iterable[Chunk]) -> Iterator[Row]:
+    """Yield the rows of JSON lines. A line that was cut, as it is too long, is one bad row."""
+    cut_at = -1  # the byte where a line was cut, so that what follows belongs to it
+    for chunk in chunks:
+        for number, line in enumerate(io.StringIO(chunk.text), start=1):
+            is_rest = number == 1 and chunk.begin == cut_at
+            is_cut = not line.endswith("\n") and chunk.end - chunk.begin >= LONGEST_VALUE
+            if is_cut:
+                cut_at = chunk.end
+            if is_cut and not is_rest:
+                yield Row(number, InputError(f"has more than {LONGEST_VALUE >> 20} MB"), chunk.begin)
+            elif line.strip() and not is_rest:
+                yield Row(number, _parsed(line), chunk.begin)
 
 
 def _parsed(line: str) -> Json:
@@ -166,10 +182,17 @@ def _csv_rows(lines: Iterator[str], separators: str) -> Iterator[Row]:
     """Yield the rows of CSV. Every value is text.
 
     The header decides: the first of the separators that it has outside of quotes separates the values. If
-    blanks follow the separator there, they are skipped in all rows.
+    blanks follow the separator there, they are skipped in all rows. Empty lines may precede the header, and a
+    line such as `sep=;`, with which Excel names the separator.
     """
     csv.field_size_limit(LONGEST_VALUE)
+    before = 0  # lines before the header
     header = next(lines, "")
+    while header and (not header.strip() or _EXCELS_LINE.fullmatch(header)):
+        if named := _EXCELS_LINE.fullmatch(header):
+            separators = named[1]
+        before += 1
+        header = next(lines, "")
     unquoted = _QUOTED_NAME.sub("", header)
     separator = next((one for one in separators if one in unquoted), separators[0])
     reader = csv.DictReader(
@@ -181,6 +204,6 @@ def _csv_rows(lines: Iterator[str], separators: str) -> Iterator[Row]:
     try:
         for row in reader:
             value = InputError("it has more values than the header") if None in row else row
-            yield Row(reader.reader.line_num, value)
+            yield Row(before + reader.reader.line_num, value)
     except csv.Error as error:
-        raise InputError(f"in line {reader.reader.line_num}: {error}") from None
+        raise InputError(f"in line {before + reader.reader.line_num}: {error}") from None

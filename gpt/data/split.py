@@ -197,12 +197,15 @@ def _take_sample(source: Corpus, most: int) -> _Sample:
     known = source.size()
     if known is not None and min(known, most) > SAMPLE_BYTES:
         return _Sample([], 0, is_all=False)
-    limit = min(most, SAMPLE_BYTES)
-    pieces = list(source.pieces(limit))
+    pieces = list(source.pieces(min(most, SAMPLE_BYTES)))
     size = sum(len(piece.text.encode()) for piece in pieces)
-    # A reader stops a little after its limit. Parquet can hold more than its size.
-    ends = size <= limit if known is not None else size < limit
-    return _Sample(pieces, size, is_all=most <= SAMPLE_BYTES or ends)
+    if most <= SAMPLE_BYTES:  # no more was asked for
+        is_all = True
+    elif known is None:  # a reader that is not at the end stops a little after its limit
+        is_all = size < SAMPLE_BYTES
+    else:  # it fits by its size, but Parquet can hold more
+        is_all = size <= SAMPLE_BYTES
+    return _Sample(pieces, size, is_all)
 
 
 def _total_bytes(source: Corpus, sample: _Sample, most: int) -> int:
@@ -243,7 +246,7 @@ def _units(pieces: Iterable[Piece], longest: int) -> Iterator[tuple[Piece, list[
     example: int | None = None
     for piece in pieces:
         if piece.first:
-            example = None if piece.scored else _hash(piece.key)
+            example = _hash(piece.key) if piece.begins_example else None
         if example is not None:
             yield piece, [(example, piece.text)]
         else:

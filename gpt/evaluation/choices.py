@@ -95,7 +95,7 @@ def read_examples(prepared: Prepared, split: str) -> Iterator[Example]:
     """Yield the examples of a split. In a conversation, the last reply that is scored is the label."""
     stream = prepared.stream(split)
     stored = stream.checked(stream.tokens)
-    starts = prepared.document_starts(split).tolist()
+    starts = [] if stream.example_starts is None else stream.example_starts.tolist()
     for start, end in pairwise([*starts, len(stored)]):
         scored = is_scored(stored[start:end])
         label_end = int(np.flatnonzero(scored).max(initial=-1)) + 1

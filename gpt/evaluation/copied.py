@@ -19,7 +19,9 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[np.uint32]:
-    """Return the token ids (tokens,) of a run's training text; InputError if it is not on this machine.
+    """Return the token ids (tokens,) of a run's training text.
+
+    Raises InputError if it is not on this machine, or has an id that the vocabulary lacks.
 
     The run's newest checkpoint has the text's hash. A prepared text with this hash is looked for in the cache
     and in the prepared folder that config.yaml names. The run may be untrusted, so nothing else that its
@@ -32,7 +34,8 @@ def training_text(run: Path | None, tokenizer: Tokenizer) -> NDArray[np.uint32]:
     if prepared is None or prepared.tokenizer != tokenizer:
         how = f"gpt validate --ckpt_path {run} --data.corpus TEXT"
         raise InputError(f"the training text of {run} is not at hand: prepare it with '{how}'")
-    return token_ids(prepared.stream("train").tokens).astype(np.uint32)  # includes tokens that are not scored
+    stream = prepared.stream("train")
+    return token_ids(stream.checked(stream.tokens)).astype(np.uint32)  # includes tokens that are not scored
 
 
 def _named_folder(run: Path) -> list[Path]:

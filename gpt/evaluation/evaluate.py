@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from gpt.errors import InputError
 from gpt.evaluation.choices import score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.model import GPT
+from gpt.plain import as_dict
 from gpt.progress import progress
-from gpt.text.template import DEFAULT_TEMPLATE
+from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.load import Device, choose_device, load_with_template, read_weights
 from gpt.weights.rounding import WeightPrecision, in_precision
@@ -70,7 +71,11 @@ def evaluate(
         raise InputError(
             "give what to score with --data: a text file, a folder, a name of `data/` or prepared data"
         )
+    if split is None and val_fraction is not None:
+        raise InputError("--val_fraction divides the text: give --split train or --split val too")
     model, tokenizer, template = load_with_template(checkpoint, device)
+    if is_prepared(data):
+        _check_template(Prepared(data), template)
     reading = Reading(
         val_fraction=val_fraction,
         most_bytes=most_bytes,
@@ -81,11 +86,19 @@ def evaluate(
     scored = in_precision(model, precision)
     result: dict[str, object] = {"data": data}
     if choices:
-        prepared, part, result["split"] = _prepare(tokenizer, data, split, reading)
-        result |= score_choices(scored, prepared, part)
+        part = _prepare(tokenizer, data, split, reading)
+        result["split"] = part.name
+        result |= score_choices(scored, part.prepared, part.split)
     else:
         result |= score_text(scored, tokenizer, data, split, reading)
     print(json.dumps(result, indent=2))
+
+
+def _check_template(prepared: Prepared, template: Template | None) -> None:
+    """Raise InputError for examples that were prepared with another template than the model's."""
+    if template and prepared.template and prepared.template != as_dict(template):
+        what = "was prepared with another template than the checkpoint's"
+        raise InputError(f"{prepared.folder} {what}: give the text itself")
 
 
 def score_text(
@@ -99,20 +112,20 @@ def score_text(
     bytes. In examples, only the completions count, not the prompts or the `template`'s text. Raises
     InputError for a split without text.
     """
-    prepared, part, named = _prepare(tokenizer, data, split, reading)
-    counts = prepared.counts[part]
+    part = _prepare(tokenizer, data, split, reading)
+    counts = part.prepared.counts[part.split]
     if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
-        raise InputError(f"{data} has no text to score in its split {part}")
+        raise InputError(f"{data} has no text to score in its split {part.split}")
     scores = []
     with progress(f"scoring {data}", counts.scored_bytes) as advance:
-        for score in score_windows(model, prepared, part):
+        for score in score_windows(model, part.prepared, part.split):
             scores.append(score)
             advance(int(score[1].sum()))
     nats, sizes = _joined(scores)
     per_token = float(nats.sum()) / counts.scored_tokens
     bits, error = bits_per_byte(nats, sizes)
     return {
-        "split": named,
+        "split": part.name,
         "tokens": counts.scored_tokens,
         "bytes": counts.scored_bytes,
         "nats_per_token": per_token,
@@ -122,15 +135,22 @@ def score_text(
     }
 
 
-def _prepare(
-    tokenizer: Tokenizer, data: str, split: str | None, reading: Reading
-) -> tuple[Prepared, str, str]:
-    """Prepare `data`. Return it, the split to score, and the name of that part of the data in the output."""
+class _Part(NamedTuple):
+    """The part of a text that is scored."""
+
+    prepared: Prepared
+    split: str
+    name: str
+    """The split as the output calls it: `all` for a whole text, which is stored as `train`."""
+
+
+def _prepare(tokenizer: Tokenizer, data: str, split: str | None, reading: Reading) -> _Part:
+    """Prepare `data`, and say what of it is scored."""
     if is_prepared(data):
         split = split or "val"
     elif split is None:  # score the entire text
         reading = replace(reading, val_fraction=0.0)
-    return prepare_named(data, tokenizer, reading), split or "train", split or "all"
+    return _Part(prepare_named(data, tokenizer, reading), split or "train", split or "all")
 
 
 def score_sample(

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from gpt.errors import InputError
-from gpt.plain import JsonObject, parse_json
+from gpt.plain import JsonObject, parse_json, shown
+from gpt.progress import notice_once
 
 END_OF_TEXT = "<|endoftext|>"
 Ranked = tuple[int, int]
@@ -77,15 +79,23 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes] | None]:
     return pairs
 
 
-def read_table(path: Path) -> list[bytes]:
-    """Read the tokens, by rank, of a `tokenizer.json` of byte-level BPE that cuts words as GPT-2 does.
+class StoredTable(NamedTuple):
+    """The tokens in a file of another program."""
 
-    Raises InputError for any other file.
+    tokens: list[bytes]
+    """The tokens by rank, without the added ones, such as `<|endoftext|>`."""
+    end_of_text: int
+    """The id of `<|endoftext|>`. Without a token of this name, the id of the one that follows the table."""
+
+
+def read_table(path: Path) -> StoredTable:
+    """Read a `tokenizer.json` of byte-level BPE that cuts words as GPT-2 does.
+
+    It may also be a `vocab.json`, with `merges.txt` beside it. Added tokens other than `<|endoftext|>` are
+    left out, and a line names them. Raises InputError for any other file.
     """
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = _content(path)
         _check_no_changes(content)
         tokens = _tokens_by_rank(content)
         listed = _listed_merges(content)
@@ -94,9 +104,42 @@ def read_table(path: Path) -> list[bytes]:
         check_table(tokens)
         if listed != merges(tokens):
             raise InputError("its merges do not make its tokens in the order of their ids")
+        added = {int(token["id"]): str(token["content"]) for token in content["added_tokens"]}
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise InputError(f"{path} is no tokenizer.json of byte-level BPE that can be used: {error}") from None
-    return tokens
+    end_of_text = next((id_ for id_, name in added.items() if name == END_OF_TEXT), len(tokens))
+    _tell_added(path, added, end_of_text)
+    return StoredTable(tokens, end_of_text)
+
+
+def _tell_added(path: Path, added: dict[int, str], end_of_text: int) -> None:
+    """Tell the user which added tokens are left out, and if `<|endoftext|>` has another name."""
+    told = []
+    left_out = [name for id_, name in added.items() if id_ != end_of_text]
+    if left_out:
+        told.append(f"the added tokens {shown(left_out)} are left out")
+    if added.get(end_of_text, END_OF_TEXT) != END_OF_TEXT:
+        told.append(f"{shown(added[end_of_text])} is the end of a text")
+    if told:
+        notice_once(f"{path}: {'; '.join(told)}")
+
+
+def _content(path: Path) -> JsonObject:
+    """Return what a tokenizer.json says, or what a vocab.json and its merges.txt do."""
+    if path.stat().st_size > _LARGEST_FILE:
+        raise InputError(f"it has more than {_LARGEST_FILE:,} bytes")
+    content = parse_json(path.read_text(encoding="utf-8"))
+    if path.name != "vocab.json":
+        return {"added_tokens": [], **content}
+    lines = path.with_name("merges.txt").read_text(encoding="utf-8").split("\n")
+    pairs = [line for line in lines if line and not line.startswith("#version")]
+    return {
+        "model": {"vocab": content, "merges": pairs},
+        "pre_tokenizer": _BYTE_LEVEL,
+        "added_tokens": [
+            {"id": id_, "content": name} for name, id_ in content.items() if name == END_OF_TEXT
+        ],
+    }
 
 
 def _check_no_changes(content: JsonObject) -> None:
@@ -109,7 +152,7 @@ def _check_no_changes(content: JsonObject) -> None:
 
 def _tokens_by_rank(content: JsonObject) -> list[bytes]:
     """Return the tokens of a tokenizer.json in the order of their ids, without the special ones."""
-    special = {token["content"] for token in content.get("added_tokens", [])}
+    special = {token["content"] for token in content["added_tokens"]}
     vocabulary = {name: id_ for name, id_ in content["model"]["vocab"].items() if name not in special}
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise InputError("the ids of its tokens are not numbered from 0 on, special tokens after them")

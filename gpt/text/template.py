@@ -97,7 +97,9 @@ class Template:
             content = message.get("content") if isinstance(message, dict) else None
             if not isinstance(content, str):
                 raise InputError(f"message {number} has no text as its content, got {shown(message)}")
-            role = message.get("role")
+            if "role" not in message:
+                raise InputError(f"message {number} has no role, got {shown(message)}")
+            role = message["role"]
             if role not in roles:
                 raise InputError(f"message {number} has the role {role!r:.80}, expected {', '.join(roles)}")
             opening, closing = getattr(self, role).split(PLACE)

@@ -90,10 +90,21 @@ class Tokenizer:
 
         Raises InputError as `read_table` does.
         """
-        table = read_table(path)
-        if table == _table()[: len(table)]:
-            return cls("gpt2", len(table) + 1)
-        return cls("own", table=table)
+        return cls.from_tokens(read_table(path).tokens)
+
+    @classmethod
+    def from_tokens(cls, tokens: list[bytes]) -> "Tokenizer":
+        """Build the tokenizer of a table: `gpt2` if it is a prefix of GPT-2's.
+
+        Args:
+            tokens: the bytes of each token by rank, without `<|endoftext|>`.
+
+        Raises:
+            InputError: there are too many, or they cannot encode every text.
+        """
+        if tokens == _table()[: len(tokens)]:
+            return cls("gpt2", len(tokens) + 1)
+        return cls("own", table=tokens)
 
     def to_dict(self) -> JsonObject:
         """Return the tokenizer as strings and numbers, for JSON and for checkpoints."""

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
 from gpt.weights.runs import RUNS, SUFFIX, checkpoints_of, newest_run, snapshots_of
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
+from gpt.weights.tokens import table_in, tell_assumed, with_tokens
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
@@ -33,7 +35,10 @@ _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _POSITIONS = "position_embedding.weight"
 _OTHER_FILES = ("ckpt.pt", "model.pth")
 """The usual names of nanoGPT's and the book's files. In a folder they come before `model.safetensors`."""
-_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+_FILES = [
+    *("config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
+]
 
 
 @dataclass(frozen=True)
@@ -184,18 +189,25 @@ def find(path: StrPath | None = None) -> Path:
         return folder or _download(hub_name, revision or None)
     if path.name == "config.yaml":
         raise InputError(f"{path} holds the options of a run: give the run's folder, {path.parent}")
-    known = ("config.json", *_OTHER_FILES)
-    if path.is_file() or any((path / file).is_file() for file in known):
-        return path
-    best = path / "checkpoints" / f"best{SUFFIX}"
-    if best.is_file():
-        return best
-    checkpoints = checkpoints_of(path, broken_first=False)
-    snapshots = [file for _, _, file in snapshots_of(path)]
-    if not checkpoints and not snapshots:
+    meant = next(_meant(path), None)
+    if meant is None:
         expected = "expected a run (gpt runs lists them), a file, gpt2 or the hub's OWNER/NAME"
         raise InputError(f"no checkpoint at {path}, {expected}")
-    return checkpoints[0] if checkpoints else snapshots[-1]
+    return meant
+
+
+def _meant(path: Path) -> Iterator[Path]:
+    """Yield all that a path may mean, what comes first before the others. A file means itself."""
+    if path.is_file():
+        yield path
+    yield from (path / name for name in _OTHER_FILES if (path / name).is_file())
+    if (path / "config.json").is_file():  # model.safetensors belongs to it
+        yield path
+    best = path / "checkpoints" / f"best{SUFFIX}"
+    if best.is_file():
+        yield best
+    yield from checkpoints_of(path, broken_first=False)
+    yield from (file for _, _, file in reversed(snapshots_of(path)))
 
 
 def cached(name: str) -> Path | None:
@@ -224,22 +236,14 @@ def _download(name: str, revision: str | None) -> Path:
 
 def read_weights(path: StrPath | None) -> StoredModel:
     """Read the weights that `find` finds at `path`; InputError if they cannot be used."""
-    path = _source(find(path))
+    path = find(path)
+    if path.name == "model.safetensors" and path.with_name("config.json").is_file():
+        path = path.parent
     checkpoint = read_model(path) if path.suffix == SUFFIX else None
     try:
         return _read_other(path) if checkpoint is None else _from_checkpoint(checkpoint)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _source(found: Path) -> Path:
-    """Return what is read for the file or folder that `find` has found.
-
-    It is a folder for a `model.safetensors` beside its `config.json`, and otherwise a file.
-    """
-    has_config = found.name == "model.safetensors" and found.with_name("config.json").is_file()
-    path = found.parent if has_config else found
-    return next((path / name for name in _OTHER_FILES if (path / name).is_file()), path)
 
 
 def _resized(table: Tensor, length: int) -> Tensor:
@@ -264,9 +268,14 @@ def _read_other(path: Path) -> StoredModel:
     """Read the weights of another program, or of `save_pretrained`, and the tokenizer's files beside them."""
     stored = _read_folder(path) if path.is_dir() else _read_file(path)
     folder = path if path.is_dir() else path.parent
-    table = folder / "tokenizer.json"
-    own = Tokenizer.from_file(table) if table.is_file() else None
-    return replace(stored, own_tokenizer=own, template=hf.read_template(folder))
+    stored = replace(stored, template=hf.read_template(folder))
+    table = table_in(folder)
+    if table is None:
+        if stored.format != "gpt":  # those of this program without a tokenizer have GPT-2's tokens
+            tell_assumed(path, stored.config.vocab_size)
+        return stored
+    weights, own = with_tokens(stored.weights, table)
+    return replace(stored, weights=weights, own_tokenizer=own)
 
 
 def _read_folder(folder: Path) -> StoredModel:

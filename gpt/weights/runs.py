@@ -90,9 +90,9 @@ def model_name(given: StrPath | None, path: Path) -> str:
     """Return the name of the model at `path`, which was found for the `given` name or path."""
     if given is not None and not Path(given).exists():  # the hub's cache names the folder by its commit
         return readable(str(given))
-    path = path.resolve()
-    if run := run_of(path):
+    if run := run_of(path.resolve()):
         return readable(run.name)
+    path = Path(path if given is None else given).resolve()  # not a file in the folder that is given
     return readable(path.name if path.is_dir() else path.stem)
 
 

@@ -404,4 +404,17 @@ def test_another_comparison_is_not_replaced(workplace):
     folder = compare(LR.split(), "my.txt", 2, 7, None, None, machine)
     assert compare(LR.split(), "my.txt", 3, 7, None, None, machine) == folder
     with pytest.raises(InputError, match="of a comparison with other texts and steps: give this one another"):
-        compare(LR.split(), "other.txt", 2, 7, 50, None, machine)
+        compare(LR.split(), "other.txt", 3, 7, 50, None, machine)
+
+
+def test_seeds_add_to_a_result_and_other_ones_have_their_own_folder():
+    """Fewer of them would replace the result of more."""
+    machine = Pretended(noisy())
+    folder = compare(LR.split(), "my.txt", 3, 1337, None, None, machine)
+    before = (folder / "result.json").read_bytes()
+    again = compare(LR.split(), "my.txt", 3, 2000, None, None, machine)
+    assert again.name == f"{folder.name}-from-2000"
+    with pytest.raises(InputError, match=r"comparison with other seeds: give this one another --name"):
+        compare(LR.split(), "my.txt", 2, 1337, None, None, machine)
+    assert (folder / "result.json").read_bytes() == before
+    assert compare(LR.split(), "my.txt", 4, 1337, None, None, machine) == folder

@@ -1,9 +1,13 @@
 """What is read of files of each format: never silently less than they hold, or something else."""
 
 import gzip
+import io
 import lzma
+import tarfile
 from unittest.mock import Mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpora import documents, memory_limit, write, write_rows, write_texts
 
@@ -44,6 +48,21 @@ def test_the_column_that_is_named_is_read(tmp_path):
     assert documents(path, text_column="body") == ["x", "y"]
     with pytest.raises(InputError, match=r"a.jsonl in line 1: column 'id' holds int, expected text"):
         documents(path, text_column="id")
+
+
+def tar_of(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def two_columns(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table([["x"], ["y"]], names=list(names)), buffer)
+    return buffer.getvalue()
 
 
 BAD_FILES = {
@@ -119,7 +138,27 @@ BAD_FILES = {
     "a NUL byte": ("a.txt", b"some text \0 and more", "a.txt is binary: expected text, JSON lines"),
     "a NUL byte, compressed": ("a.txt.gz", gzip.compress(b"some text \0"), "a.txt.gz is binary"),
     "a picture by its name": ("a.png", b"text", "a.png is binary: expected text"),
+    "a compressed archive": (
+        "a.tar.gz",
+        gzip.compress(tar_of("a.txt", b"some text")),
+        r"a\.tar\.gz is an archive: unpack it, and give the folder",
+    ),
+    "an archive": ("a.zip", b"PK\3\4", r"a\.zip is an archive: unpack it, and give the folder"),
+    "Parquet in gzip": ("a.parquet.gz", b"", r"a\.parquet\.gz is compressed Parquet: decompress it"),
+    "two columns of one name": (
+        "a.parquet",
+        two_columns("text", "text"),
+        r"a\.parquet has two columns 'text': rename one",
+    ),
 }
+
+
+@pytest.mark.parametrize("name", ["history.pt", "notes.o", "chapter.a"])
+def test_an_ending_that_texts_have_too_is_no_binary_file(tmp_path, name):
+    """`.pt` is Portuguese as well as PyTorch's."""
+    text = write(tmp_path / "texts" / name, "Era uma vez \u00e0s tr\u00eas")
+    write(tmp_path / "texts" / f"weights{text.suffix}", b"PK\0\1")
+    assert documents(text) == documents(text.parent) == ["Era uma vez \u00e0s tr\u00eas"]
 
 
 def test_the_name_of_a_folder_is_no_ending(tmp_path):
@@ -146,8 +185,16 @@ def test_a_mistake_of_this_program_is_not_called_an_unreadable_file(tmp_path, mo
 def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("gpt.data.rows.LONGEST_VALUE", 1 << 20)
     path = write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "' + b"x" * (64 << 20)))
-    with memory_limit(20 << 20), pytest.raises(InputError, match="in line 1: is no JSON, Unterminated"):
+    with memory_limit(20 << 20), pytest.raises(InputError, match="in line 1: has more than 1 MB"):
         documents(path)
+
+
+def test_a_line_that_is_too_long_is_one_bad_row(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gpt.data.rows.LONGEST_VALUE", 1 << 20)
+    long = '{"text": "' + "x" * (3 << 20) + '"}'
+    path = write(tmp_path / "a.jsonl", f'{{"text": "a"}}\n{long}\n{{"text": "b"}}\n{long}')
+    assert documents(path, skip_bad_rows=2) == ["a", "b"]
+    assert "left out 2 bad rows" in capsys.readouterr().err
 
 
 def test_size_is_known_for_what_can_be_drawn_from(tmp_path, monkeypatch):

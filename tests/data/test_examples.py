@@ -7,6 +7,7 @@ import torch
 from corpora import joined, write_rows
 
 from gpt.cli import main
+from gpt.data.find import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.prepared import Prepared
@@ -178,6 +179,17 @@ def test_one_prompt_for_all_examples_is_said(tmp_path, capsys):
     rows = [{"prompt": "Say anything", "completion": f"word {i}"} for i in range(20)]
     assert kept_apart(rows, tmp_path) == (20, 0)
     assert "rows.jsonl: nothing is held out, as the text is a single document" in capsys.readouterr().err
+
+
+def test_a_reply_of_weight_zero_in_sharegpts_form_is_not_scored(tmp_path):
+    chat = [
+        {"from": "human", "value": "Is it?"},
+        {"from": "gpt", "value": "No", "weight": 0},
+        {"from": "gpt", "value": "Yes", "weight": 1},
+    ]
+    path = write_rows(tmp_path / "a.jsonl", [{"conversations": chat}])
+    pieces = find_corpus(str(path)).pieces()
+    assert [(piece.text, piece.scored) for piece in pieces if piece.ends] == [("No", False), ("Yes", True)]
 
 
 def test_a_reply_of_weight_zero_is_read_and_not_scored(tmp_path):

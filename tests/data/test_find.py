@@ -55,9 +55,15 @@ def test_a_folder_has_text_and_one_kind_of_it(tmp_path):
     with pytest.raises(InputError, match="is empty"):
         prepare(str(tmp_path / "void"))
     write(tmp_path / "void" / "b.jsonl", '{"text": "row"}')
-    mixed = r"mixes files of rows \(.*b.jsonl\) with texts \(.*a.txt\).*\.jsonl'"
+    mixed = r"mixes files of rows \(.*b.jsonl\) with texts \(.*a.txt\).* such as '.*/void/\*\*/\*\.txt'"
     with pytest.raises(InputError, match=mixed):
         find_corpus(str(tmp_path / "void"))
+    write(tmp_path / "void" / "more" / "c.jsonl.gz", gzip.compress(b'{"text": "row"}'))
+    write(tmp_path / "void" / "more" / "d.jsonl.gz", gzip.compress(b'{"text": "row"}'))
+    (tmp_path / "void" / "b.jsonl").unlink()
+    for name in ("void", "vo*/**"):
+        with pytest.raises(InputError, match=r"such as '.*/void/\*\*/\*\.jsonl\.gz'"):
+            find_corpus(str(tmp_path / name))
 
 
 @pytest.fixture
@@ -131,14 +137,23 @@ NO_CORPUS_FILES = {
     "too large": ("#" * 70_000, "more than 65,536 bytes"),
     "a list": ("- a", "needs a mapping"),
     "too deep": ("a: " + "[" * 10_000, "recursion"),
-    "an unknown name": ("corpus: {file: x}", r"expected files, subset, .* got .*'file'"),
+    "an unknown name": ("corpus: {file: x}", "has no key 'file': did you mean files"),
+    "a template": (
+        "corpus: {files: a.txt, template: {user: x}}",
+        "has no key 'template': expected files, subset",
+    ),
+    "no files": ("corpus: {text_column: x}", "it names no files"),
+    "not yaml": ("corpus: {files: [", "while parsing"),
     "a number as a file": ("corpus: {files: [1, a.txt]}", "expected tuple"),
     "no hash": ("corpus: {files: a.txt, sha256: abc}", "sha256 is 'abc', expected 64 hexadecimal digits"),
     "more hashes than files": ("corpus: {files: a.txt, sha256: [a, b]}", "2 values for 1 file"),
     "fewer weights": ("corpus: {files: [a.txt, b.txt], weights: 0.5}", "weights has 1 value for 2 files"),
     "a weight above 1": ("corpus: {files: a.txt, weights: 2}", "weights has 2, expected .* at most 1"),
     "a weight of 0": ("corpus: {files: a.txt, weights: 0}", "weights has 0, expected .* above 0"),
-    "a weight that is no number": ("corpus: {files: a.txt, weights: .nan}", "weights is .*nan"),
+    "a weight that is no number": (
+        "corpus: {files: a.txt, weights: .nan}",
+        "weights is .*nan.*expected .*finite",
+    ),
     "a file twice": ("corpus: {files: [a.txt, a.txt], weights: [1, 0.5]}", "a file is named twice"),
     "bad rows below none": ("corpus: {files: a.txt, skip_bad_rows: -1}", "skip_bad_rows must be at least 0"),
 }

@@ -41,10 +41,9 @@ def test_tokens_are_those_of_the_documents_in_order(rows):
     encode = Tokenizer("gpt2", vocab_size=500).encoding.encode_ordinary
     assert prepared.dtype == np.uint16
     for split, documents in texts.items():
-        first, *starts = prepared.document_starts(split)
-        stored = np.split(prepared.stream(split).tokens, starts)
-        assert first == 0
-        assert len(stored) > 10
+        tokens = prepared.stream(split).tokens
+        *stored, after = np.split(tokens, np.flatnonzero(tokens == 499) + 1)
+        assert len(stored) > 10 and not len(after)
         assert [ids.tolist() for ids in stored] == [[*encode(text), 499] for text in documents]
         assert prepared.counts[split].bytes == len("".join(documents).encode())
 
@@ -179,8 +178,8 @@ DAMAGE = {
     "half a file": (lambda f: os.truncate(f / "train.bin", 10), "train.bin has 10 bytes, expected"),
     "no file": (lambda f: (f / "val.bin").unlink(), "No such file.*val.bin"),
     "a wrong count": (
-        lambda f: edit(f, '"documents": ', '"documents": 9'),
-        r"train-documents\.bin has \d+ bytes, expected 7",
+        lambda f: edit(f, '"tokens": ', '"tokens": 9'),
+        r"train\.bin has \d+ bytes, expected 1",
     ),
     "a count below 0": (lambda f: edit(f, '"scored_tokens": ', '"scored_tokens": -'), "must be at least 0"),
     "more scored than there is": (
@@ -226,6 +225,14 @@ def test_an_index_that_does_not_fit_the_examples_is_refused(examples, starts):
         Prepared(examples)
 
 
+def test_an_index_has_as_many_examples_as_are_counted_and_plain_text_has_none(examples, rows):
+    edit(examples, '"documents": 20', '"documents": 19')
+    with pytest.raises(InputError, match=r"train-documents\.bin has 160 bytes, expected 152"):
+        Prepared(examples)
+    files = {path.name for path in prepare(str(rows), vocab_size=500).iterdir()}
+    assert files == {META, "train.bin", "val.bin"}
+
+
 def test_a_token_that_the_vocabulary_lacks_is_named_where_it_is_used(examples):
     data = TokenData(str(examples), vocab_size=300, context_length=64)
     tokens = np.fromfile(examples / "train.bin", "<i4")
@@ -252,6 +259,14 @@ def test_a_folder_of_another_version_is_no_text(rows, tmp_path):
     (folder / META).rename(folder / "meta-3.json")
     with pytest.raises(InputError, match="old was prepared by another version of this program: prepare it"):
         prepare(str(folder), vocab_size=500)
+
+
+@pytest.mark.parametrize("options", [{"output": "new"}, {"val_fraction": 0.5}, {"text_column": "text"}])
+def test_what_is_prepared_is_not_prepared_in_another_way(rows, workplace, options):
+    folder = prepare(str(rows), "old", vocab_size=500)
+    with pytest.raises(InputError, match="old is prepared already: to have it in another way, give the text"):
+        prepare(str(folder), vocab_size=500, **options)
+    assert not Path("new").exists()
 
 
 def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):

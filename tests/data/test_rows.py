@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import re
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -124,9 +125,10 @@ def test_three_columns_by_name(tmp_path):
         documents(path, text_column="task,context,answer")
 
 
-def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys, name):
     row = {"instruction": ASKED, "output": ANSWER, "text": "plain", "chat": OPENAI}
-    path = write_rows(tmp_path / "a.jsonl", [row])
+    path = write_rows(tmp_path / name, [row])
     assert documents(path) == ["plain"]
     assert "--data.text_column instruction,output reads its examples" in capsys.readouterr().err
     for column in ("instruction,output", "chat"):
@@ -136,6 +138,22 @@ def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys):
 def test_a_conversation_ends_with_a_reply(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [{"messages": OPENAI}, {"messages": OPENAI[:1]}])
     with pytest.raises(InputError, match="in line 2: its last message is the user's, expected the assist"):
+        documents(path)
+
+
+WRONG_MESSAGES = {
+    "mixed names": ({"from": "human", "content": "q"}, "has no role, got {'content': 'q', 'from': 'human'}"),
+    "no text": (
+        {"from": "human", "value": 3},
+        "has no text as its content, got {'from': 'human', 'value': 3}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "expected"), WRONG_MESSAGES.values(), ids=WRONG_MESSAGES)
+def test_a_message_that_is_none_is_shown_as_it_stands_in_the_file(tmp_path, message, expected):
+    path = write_rows(tmp_path / "a.jsonl", [{"conversations": [message, *CHAT]}])
+    with pytest.raises(InputError, match=re.escape(f"in line 1: message 1 {expected}")):
         documents(path)
 
 
@@ -251,6 +269,8 @@ CSV = {
     "blanks": ('prompt, completion\n"a; b", "c, d"\n', TWO_COLUMNS),
     "quotes": ('"prompt","completion"\n"a; b","c, d"\n', TWO_COLUMNS),
     "nothing, as there is one column": ("text\na; b\n", {"text": "a; b"}),
+    "an empty line before": ('\n\nprompt,completion\na; b,"c, d"\n', TWO_COLUMNS),
+    "as Excel names it": ("sep=|\nprompt|completion\na; b|c, d\n", TWO_COLUMNS),
 }
 
 
@@ -259,6 +279,7 @@ def test_the_header_tells_what_separates_the_values(tmp_path, text, expected):
     path = write(tmp_path / "a.csv", text)
     (row,) = read_rows(str(path), None, list)
     assert row.value == expected
+    assert text.splitlines()[row.number - 1].startswith(("a; b", '"a; b'))
 
 
 QUOTED = {

@@ -84,6 +84,13 @@ def test_an_example_is_whole_and_decided_by_its_prompt(tmp_path):
     assert all(next(run).first for _, run in groupby(pieces, key=lambda piece: piece.split))
 
 
+def test_half_a_character_in_a_prompt_decides_as_its_replacement(tmp_path):
+    """JSON can write one half of a surrogate pair, which UTF-8 cannot hold."""
+    path = write(tmp_path / "a.jsonl", r'{"prompt": "a\ud83d", "completion": "b"}')
+    keys = [piece.key for piece in divide_corpus(find_corpus(str(path))).pieces() if piece.first]
+    assert keys == ["### Instruction:\na\ufffd\n\n### Response:\n"]
+
+
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=30), st.sampled_from([None, 0.0, 0.3, 0.9]))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_is_lost(tmp_path, rows, fraction):

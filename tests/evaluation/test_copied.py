@@ -12,6 +12,7 @@ from tiny_runs import TEXT, fit, gpt
 
 from gpt import Tokenizer
 from gpt.data.prepare import prepare
+from gpt.data.prepared import Prepared
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied, training_text
 from gpt.weights.load import load
@@ -135,6 +136,16 @@ def test_the_text_of_a_run_is_at_hand_once_it_is_prepared_again(run, workplace):
     assert gpt("validate runs/mine --data.corpus text.txt") == 0
     (workplace / "text.txt").unlink()
     assert training_text(folder, tokenizer).tolist() == ids
+
+
+def test_a_prepared_text_that_was_overwritten_is_refused(workplace):
+    folder, tokenizer, ids = trained_on("text.txt")
+    prepared = Prepared(prepare("text.txt", "prepared", vocab_size=tokenizer.n_vocab))
+    assert len(prepared.stream("train")) == len(ids)
+    name_corpus(folder, "prepared")
+    prepared.stream("train").path.write_bytes(b"\xff\xff" * len(ids))
+    with pytest.raises(InputError, match="has the token 65535, its vocabulary only"):
+        training_text(folder, tokenizer)
 
 
 def test_a_prepared_folder_that_a_run_names_counts_by_its_hash(run):

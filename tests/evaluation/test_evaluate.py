@@ -15,7 +15,10 @@ from gpt.data.prepared import Stream
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows
+from gpt.text.template import Template
 from gpt.training.module import LanguageModel
+from gpt.weights.commands import write_export
+from gpt.weights.load import StoredModel
 from gpt.weights.rounding import rounded
 from tests.generation.conftest import sharp
 
@@ -133,6 +136,10 @@ def test_the_command_scores_the_rounded_weights(text_file, tmp_path, capsys):
 BAD = {
     "no text": ("", "--data"),
     "nothing held out": ("--data train", "has no text to score in its split val"),
+    "a fraction without a split": (
+        "--data words.txt --val_fraction 2",
+        "--val_fraction divides the text: give --split train or --split val",
+    ),
     "another vocabulary": ("--data own", "prepared with vocab_size 300, not 300, or with another vocabulary"),
 }
 
@@ -145,3 +152,17 @@ def test_bad_input_is_one_line(options, message, model, workplace, refusal):
     prepare("words.txt", "own", vocabulary="learn:300")
     prepare("words.txt", "train", vocab_size=300, val_fraction=0.0)
     assert message in refusal(f"evaluate --checkpoint model {options}")
+
+
+def test_examples_that_were_prepared_with_another_template_are_refused(model, workplace, refusal):
+    """Those with the model's own are scored."""
+    own = Template(user="Q: {content}\n", assistant="A: {content}")
+    weights = StoredModel("gpt", model.config, model.state_dict(), TOKENIZER, own)
+    write_export(weights, workplace / "model", "hf")
+    rows = "".join(f'{{"prompt": "{i}", "completion": "{i * i}"}}\n' for i in range(60))
+    (workplace / "rows.jsonl").write_text(rows, encoding="utf-8")
+    prepare("rows.jsonl", "other", vocab_size=300)
+    prepare("rows.jsonl", "same", vocab_size=300, template=own)
+    command = "evaluate --checkpoint model --data"
+    assert "other was prepared with another template than the checkpoint's" in refusal(f"{command} other")
+    assert gpt(f"{command} same") == 0

@@ -14,7 +14,7 @@ from gpt.data.prepare import prepare
 from gpt.data.prepared import Prepared
 from gpt.data.split import divide_corpus
 from gpt.errors import InputError
-from gpt.text.table import END_OF_TEXT, spell, to_json
+from gpt.text.table import END_OF_TEXT, merges, read_table, spell, to_json
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
 
@@ -157,6 +157,39 @@ def test_tables_with_errors_are_refused(tmp_path, content, message):
     (tmp_path / "tokenizer.json").write_text(content, "utf-8")
     with pytest.raises(InputError, match=message):
         find_vocabulary(str(tmp_path / "tokenizer.json"), 1)
+
+
+ADDED = {
+    "the end is another added token": (
+        ["<pad>", "<|endoftext|>"],
+        257,
+        "the added tokens ['<pad>'] are left out",
+    ),
+    "none of that name": (
+        ["</s>", "<pad>"],
+        256,
+        "the added tokens ['<pad>'] are left out; '</s>' is the end of a text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("names", "end", "told"), ADDED.values(), ids=ADDED)
+def test_the_end_of_a_text_is_known_by_its_name(tmp_path, capsys, names, end, told):
+    path = tmp_path / "tokenizer.json"
+    added = [{"id": 256 + number, "content": name} for number, name in enumerate(names)]
+    path.write_text(edited(BYTES, added_tokens=added), "utf-8")
+    assert read_table(path) == (BYTES, end)
+    assert f"gpt: {path}: {told}" in capsys.readouterr().err
+
+
+def test_a_table_and_its_merges_in_two_files_as_transformers_wrote_them(tmp_path):
+    """Among the merges is one of two `#`, with which comments begin."""
+    tokens = Tokenizer("gpt2", 5000).tokens
+    vocabulary = {spell(token): rank for rank, token in enumerate(tokens)} | {END_OF_TEXT: 4999}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
+    pairs = [" ".join(map(spell, pair)) for pair in merges(tokens) if pair]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs, ""]), "utf-8")
+    assert find_vocabulary(str(tmp_path / "vocab.json"), 1) == Tokenizer("gpt2", 5000)
 
 
 def test_a_file_of_gpt2s_table_is_gpt2(tmp_path):

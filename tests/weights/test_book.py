@@ -2,10 +2,10 @@ import pytest
 import torch
 from other_programs import book_state, huggingface_model
 
-from gpt import GPT
+from gpt import GPT, GPTConfig
 from gpt.errors import InputError
 from gpt.weights.commands import write_export
-from gpt.weights.load import read_weights
+from gpt.weights.load import StoredModel, read_weights
 
 
 @pytest.mark.parametrize(("qkv_bias", "tied"), [(True, True), (False, False)])
@@ -26,6 +26,14 @@ def test_a_state_dict_in_and_out(qkv_bias, tied, tokens, tmp_path):
     torch.testing.assert_close(exported, state, rtol=0, atol=0)
     for path in (tmp_path / "out", tmp_path / "out" / "model.pth"):
         assert read_weights(path).config == stored.config
+
+
+def test_masks_that_are_larger_than_the_weights(tmp_path):
+    """All blocks share one in the file, and each has its name for it."""
+    config = GPTConfig(vocab_size=300, context_length=512, emb_dim=16, num_heads=2, num_layers=8)
+    model = GPT(config)
+    write_export(StoredModel("gpt", config, model.state_dict()), tmp_path, "book")
+    assert read_weights(tmp_path).config == config
 
 
 def test_heads_are_known_for_gpt2s_widths_and_asked_for_otherwise(tmp_path):

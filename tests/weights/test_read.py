@@ -1,3 +1,4 @@
+import json
 import os
 import pickle
 from dataclasses import replace
@@ -13,7 +14,9 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.errors import InputError
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
+from gpt.weights.formats import hf
 from gpt.weights.load import StoredModel, choose_device, find, read_weights
+from gpt.weights.runs import model_name
 
 
 def test_export_and_import_are_inverse_and_write_over_nothing(model, workplace, refusal, capsys):
@@ -100,6 +103,55 @@ def test_more_positions_lie_on_lines_between_those_of_the_weights(config, model)
         stored.with_positions(1_000_000)
 
 
+OWN_TABLE = [*BYTES, *(b"%c%c" % (97 + number // 26, 97 + number % 26) for number in range(41))]
+
+
+@pytest.fixture
+def foreign(workplace):
+    """A folder of transformers with tokens of its own: 297, the end of a text, and two rows that pad."""
+    config = GPTConfig(vocab_size=300, context_length=4, emb_dim=8, num_heads=2, num_layers=1)
+    folder = workplace / "theirs"
+    hf.write(config, GPT(config).state_dict(), folder)
+    hf.write_tokenizer(Tokenizer("own", table=OWN_TABLE), folder, config.context_length)
+    return folder
+
+
+def test_the_end_of_a_text_is_the_row_of_that_name(foreign):
+    """Another added token stands before it."""
+    first = read_weights(foreign)
+    file = foreign / "tokenizer.json"
+    saved = json.loads(file.read_text("utf-8"))
+    end = saved["added_tokens"][0]
+    assert end["id"] == 297
+    saved["added_tokens"] = [{**end, "content": "<pad>"}, {**end, "id": 299}]
+    file.write_text(json.dumps(saved), "utf-8")
+    swapped = torch.tensor([*range(297), 299, 298, 297])
+    rows = load_file(foreign / "model.safetensors")["transformer.wte.weight"]
+    stored = read_weights(foreign)
+    torch.testing.assert_close(stored.weights["token_embedding.weight"], rows[swapped], rtol=0, atol=0)
+    assert stored.tokenizer == first.tokenizer
+    end["id"] = 300
+    saved["added_tokens"] = [end]
+    file.write_text(json.dumps(saved), "utf-8")
+    with pytest.raises(InputError, match="the end of a text has the id 300, but the weights have 300 rows"):
+        read_weights(foreign)
+
+
+def test_tokens_in_two_files_are_read_and_those_in_none_are_named(foreign, capsys):
+    saved = json.loads((foreign / "tokenizer.json").read_text("utf-8"))
+    (foreign / "tokenizer.json").unlink()
+    assert read_weights(foreign).own_tokenizer is None
+    assert "theirs has no tokenizer: its 300 tokens are taken for the first of GPT-2's" in (
+        capsys.readouterr().err
+    )
+    vocabulary = {**saved["model"]["vocab"], "<|endoftext|>": 297}
+    (foreign / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
+    pairs = "\n".join(map(" ".join, saved["model"]["merges"]))
+    (foreign / "merges.txt").write_text(f"#version: 0.2\n{pairs}\n", "utf-8")
+    assert read_weights(foreign).tokenizer == Tokenizer("own", table=OWN_TABLE)
+    assert not capsys.readouterr().err
+
+
 PADDED = {
     "GPT-2's": (50304, None, 50257),
     "its own": (300, Tokenizer("own", table=[*BYTES, b"ab", b"cd", b"ef"]), 260),
@@ -143,6 +195,18 @@ def test_the_file_that_is_named_is_read(model, tmp_path):
     with pytest.raises(InputError, match=r"of another program, give the folder with its config\.json"):
         read_weights(other)
     assert read_weights(tmp_path / "m" / "model.safetensors").config == model.config
+
+
+def test_a_file_that_is_named_is_read_whatever_lies_beside_it(model, tmp_path):
+    """A folder stands for a checkpoint of nanoGPT before its `model.safetensors`."""
+    model.save_pretrained(tmp_path)
+    write_export(StoredModel("gpt", model.config, model.state_dict()), tmp_path / "nanogpt", "nanogpt")
+    (tmp_path / "nanogpt" / "ckpt.pt").rename(tmp_path / "ckpt.pt")
+    expected = {"model.safetensors": "gpt", "ckpt.pt": "nanogpt", "": "nanogpt"}
+    for name, format in expected.items():
+        found = find(tmp_path / name)
+        assert read_weights(tmp_path / name).format == read_weights(found).format == format
+        assert model_name(tmp_path / name, found) == (Path(name).stem or tmp_path.name)
 
 
 @pytest.fixture
