@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from demo import DEMO, renewed
 from tiny_runs import gpt
 
 from gpt import GPTConfig, Tokenizer
@@ -140,3 +141,9 @@ def test_megabytes_that_are_not_finite_are_refused(megabytes, place, refusal):
 
 def test_any_finite_number_of_megabytes_is_taken(place):
     assert gpt(f"{EXPORT} --snapshot_megabytes 1e308") == 0
+
+
+def test_the_demo_has_the_present_page():
+    """If this fails: python scripts/demo.py"""
+    page = DEMO.read_text("utf-8")
+    assert renewed(page) == page
