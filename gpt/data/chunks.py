@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpt.data.documents import Piece
-from gpt.data.formats import Chunk
+from gpt.data.text_file import Chunk
 from gpt.text.tokenizer import split_at_words
 
 T = TypeVar("T")

@@ -20,16 +20,13 @@ from gpt.data.documents import (
     read_documents,
     tell_columns,
 )
-from gpt.data.formats import (
-    CHUNK_BYTES,
-    Row,
-    errors_named,
-    estimated_bytes,
-    file_format,
-    read_text,
-)
+from gpt.data.encoding import CHUNK_BYTES, estimated_bytes
+from gpt.data.formats import file_format
 from gpt.data.hub import HubDataSet
+from gpt.data.read_errors import errors_named
+from gpt.data.row import Row
 from gpt.data.rows import chunk_sizes, read_rows
+from gpt.data.text_file import read_text
 from gpt.errors import InputError, check_least
 from gpt.plain import shown
 from gpt.progress import counted

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from gpt.data.formats import Row
+from gpt.data.row import Row
 from gpt.data.rows import position_of
 from gpt.errors import InputError
 from gpt.plain import Json, JsonObject, parse_json, shown

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpt.data.formats import Choose, Row, network_errors_named
 from gpt.data.parquet import arrow_rows
+from gpt.data.read_errors import network_errors_named
+from gpt.data.row import Choose, Row
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

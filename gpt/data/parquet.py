@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpt.data.formats import LONGEST_VALUE, Choose, Row
+from gpt.data.row import LONGEST_VALUE, Choose, Row
 from gpt.errors import InputError
 from gpt.plain import JsonObject
 

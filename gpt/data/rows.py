@@ -13,21 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from gpt.data import builtin
-from gpt.data.formats import (
-    CHUNK_BYTES,
-    LONGEST_VALUE,
-    Choose,
-    Chunk,
-    Row,
-    ending_of,
-    errors_named,
-    file_format,
-    head_of,
-    is_compressed,
-    opened,
-    read_text,
-)
+from gpt.data.encoding import CHUNK_BYTES, head_of, is_compressed, opened
+from gpt.data.formats import ending_of, file_format
 from gpt.data.parquet import group_sizes, parquet_rows
+from gpt.data.read_errors import errors_named
+from gpt.data.row import LONGEST_VALUE, Choose, Row
+from gpt.data.text_file import Chunk, read_text
 from gpt.errors import InputError
 from gpt.plain import Json
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import documents, memory_limit, write, write_rows
 
+from gpt.data.encoding import CHUNK_BYTES
 from gpt.data.find import find_corpus
-from gpt.data.formats import CHUNK_BYTES
 from gpt.data.rows import read_rows
 from gpt.errors import InputError
 
