@@ -380,8 +380,9 @@ def ddp_on_all(place: Place, optimizer: str) -> Measured:
 
 
 def float16(place: Place, optimizer: str) -> Measured:
-    """Trains in float16 with a scaled loss, as GPUs without bfloat16 do; a CPU takes bfloat16 instead."""
-    how = ("--trainer.precision=16-mixed", f"--model.optimizer.name={optimizer}")
+    """Trains in float16 with a scaled loss, as GPUs without bfloat16 do; a CPU cannot, and takes bfloat16."""
+    precision = "bf16-mixed" if place.dry else "16-mixed"
+    how = (f"--trainer.precision={precision}", f"--model.optimizer.name={optimizer}")
     first, *_, last = column(place.fit(f"float16-{optimizer}", "quick", 100, *how), "train_loss")
     assert math.isfinite(last) and (place.dry or last < first - 1), f"loss {first:.3f}, then {last:.3f}"
     return {"first loss": first, "last loss": last}

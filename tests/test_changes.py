@@ -146,9 +146,9 @@ CHANGES: dict[str, dict[str, Texts]] = {
             "    model: ModelOptions = ModelOptions()\n",
             '    target_loss: float | None = None\n    """Stop at a val_loss below this."""\n',
         ),
-        "gpt/run/limits.py": after("patience: int | None, *, stops_rising: bool", ", target: float | None")
-        | after("        self.stops_rising = stops_rising\n", "        self.target = target\n")
-        | after("stops_rising=is_tuning", ", target=options.target_loss")
+        "gpt/run/limits.py": after("patience: int | None", ", target: float | None")
+        | after("        self.patience = patience\n", "        self.target = target\n")
+        | after("LossHistory(run, options.early_stopping", ", options.target_loss")
         | before(
             "        if self.patience is not None and run.stalled",
             "        if self.target is not None and run.best_loss and run.best_loss < self.target:\n"
