@@ -65,6 +65,9 @@ class Rule:
         It holds out units in the order of their hashes, no more than its share. It begins with the first unit
         that is no larger than the share. If all are larger, only the one with the lowest hash is held out.
         Nothing is held out for a share of 0, and the unit with the highest hash never is.
+
+        For example, units of 50, 5, 3, 9 and 31 bytes in the order of their hashes, and a share of 0.1: that
+        is 9.8 bytes. The unit of 50 bytes is passed over, those of 5 and 3 are held out, and 9 do not fit.
         """
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
