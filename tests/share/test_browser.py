@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from demo import DEMO
 
 from gpt import GPTConfig, Tokenizer
 from gpt.text.template import Template
@@ -120,3 +121,13 @@ def test_a_damaged_file_says_so(damage, start, path):
     path.write_bytes(damage(path.read_bytes()))
     page = start(path.as_uri())
     page.wait_for_text("#error", "This file is damaged")
+
+
+def test_the_demo_writes_and_shows_its_training(start):
+    page = start(DEMO.as_uri())
+    assert page.generate("ROMEO:", 40).startswith("ROMEO:")
+    page.set_slider("moment", 0)
+    page.wait_for_text("#when", "step 1, training loss")
+    page.wait_for_the_end()
+    assert page.content("#text").startswith("ROMEO:")
+    assert not page.severe()
