@@ -34,7 +34,7 @@ from gpt.serve.requests import CompletionRequest
 CLIENTS = 24
 PATIENCE = 40.0
 """Seconds after which a request without an answer counts as hung; the server itself gives up earlier."""
-LIMITS = RequestLimits(arrival_seconds=10, seconds=10, last_seconds=1, cost=1 << 14)
+LIMITS = RequestLimits(arrival_seconds=10, max_seconds=10, last_seconds=1, cost=1 << 14)
 VALUES = (
     *(None, True, 0, 1, -1, 65, 10**6, 2**64, 10**400, 0.5, 1e-50, 1e300, math.inf, math.nan),
     *("", "a b", "<|endoftext|>", "\x00", "\ud83d", "\u202e", "y" * 5000, [], {}, [[[[]]]], ["a"] * 2000),

@@ -45,7 +45,6 @@ Result = TypeVar("Result")
 
 _LONG = 1 << 14  # bytes; a larger body counts as long
 _LONG_TEXTS = 2  # how many long bodies are worked on at the same time
-_DISCONNECTED = HTTPException(499, "the client disconnected")
 
 
 def create_app(
@@ -208,15 +207,15 @@ class _Service:
                 disconnected.cancel()
         if scope.cancelled_caught:
             late = asyncio.get_running_loop().time() >= deadline
-            raise self.too_late() if late else _DISCONNECTED
+            raise self.too_late() if late else HTTPException(499, "the client disconnected")
 
     def too_late(self) -> HTTPException:
         """Return the error for a request that took more than its time."""
-        return HTTPException(504, f"the request took more than {self.limits.seconds} s")
+        return HTTPException(504, f"the request took more than {self.limits.max_seconds} s")
 
     async def attention(self, request: Request) -> Response:
         body = await self.limits.read_body(request)
-        deadline = asyncio.get_running_loop().time() + self.limits.seconds
+        deadline = asyncio.get_running_loop().time() + self.limits.max_seconds
         form = AttentionRequest.model_validate_json(body)
         ids = await self.worked(body, form.ids, self.tokenizer, self.template)
         with self.admitted(CALL_COST), self.awaited(request, deadline):
@@ -269,7 +268,7 @@ class _Service:
         Here that is at the end of the block. A stream takes it over and frees it at its own end.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.limits.seconds
+        deadline = loop.time() + self.limits.max_seconds
         if form.model is not None:
             self.check_name(form.model)
         requests = await self.worked(body, form.requests, self.tokenizer, self.template)
@@ -279,15 +278,12 @@ class _Service:
                 engine = await self.history.engine(form.snapshot)
                 handle = engine.submit(requests)
                 work.callback(engine.cancel, handle)
+                answer = _Answer(self.name, self.tokenizer, handle, form, chat)
+                if not form.stream:
+                    return _json(await answer.whole())
             work.callback(loop.call_at(deadline, handle.put, self.too_late()).cancel)
-            answer = _Answer(self.name, self.tokenizer, handle, form, chat)
-            if form.stream:
-                most = deadline - loop.time() + self.limits.last_seconds
-                return _EventStream(answer, work.pop_all(), most)
-            gone = asyncio.ensure_future(request.receive())
-            gone.add_done_callback(lambda _: handle.put(_DISCONNECTED))
-            work.callback(gone.cancel)
-            return _json(await answer.whole())
+            most = deadline - loop.time() + self.limits.last_seconds
+            return _EventStream(answer, work.pop_all(), most)
 
 
 def _not_found(request: Request, error: Exception) -> Response:

@@ -29,7 +29,7 @@ class RequestLimits:
     open_cost: int = 1 << 20  # cost of all open requests together; further ones are refused
     waiting_bytes: int = 8 << 20  # size of all bodies that wait to be tokenized; further ones are refused
     arrival_seconds: int = 30  # time for a request to arrive
-    seconds: int = 300  # time for its answer
+    max_seconds: int = 300  # time for its answer
     drain_seconds: int = 30  # time for open requests to end when the server shuts down
     last_seconds: int = 5  # time after these two for the client to receive the error that ends its answer
     attention_tokens: int = 256  # tokens whose attention is computed

@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from gpt.errors import InputError, check_least, missing_extra
+from gpt.errors import InputError, missing_extra
 from gpt.evaluation.copied import Copied, training_text
 from gpt.files import readable
 from gpt.generation.build import build_first
@@ -52,8 +52,7 @@ def serve(
         from gpt.serve.server import Server
     except ImportError:
         raise missing_extra("gpt serve", "serve") from None
-    check_least(1, max_seconds=max_seconds, drain_seconds=drain_seconds)
-    limits = RequestLimits(seconds=max_seconds, drain_seconds=drain_seconds)
+    limits = RequestLimits(max_seconds=max_seconds, drain_seconds=drain_seconds)
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)

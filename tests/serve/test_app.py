@@ -140,7 +140,7 @@ def test_a_body_over_the_limit_is_refused_declared_or_not():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_is_ended(stream):
-    app = new_app(slow(), limits=RequestLimits(seconds=1))
+    app = new_app(slow(), limits=RequestLimits(max_seconds=1))
     response = post(app, **LONG, stream=stream)
     error = events(response)[-1] if stream else response.json()
     assert error["error"]["code"] == 504

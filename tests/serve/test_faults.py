@@ -126,7 +126,7 @@ def test_a_body_that_trickles_is_ended():
 
 
 def test_a_stream_that_nobody_reads_is_ended():
-    app, sent = new_app(limits=RequestLimits(seconds=1, last_seconds=1)), []
+    app, sent = new_app(limits=RequestLimits(max_seconds=1, last_seconds=1)), []
 
     async def send(message):
         sent.append(message["type"])

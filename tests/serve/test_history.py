@@ -175,7 +175,7 @@ def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, stream, run, m
 
     monkeypatch.setattr("gpt.serve.app.load", slowly)
     form = {"prompt": "Hi", "snapshot": 1} | ({"stream": stream} if path != "/attention" else {})
-    with connected(new_app(run=run, limits=RequestLimits(seconds=1))) as client:
+    with connected(new_app(run=run, limits=RequestLimits(max_seconds=1))) as client:
         late = client.post(path, json=form)
         assert late.status_code == 504 and "more than 1 s" in late.text
         assert client.post(path, json=form).status_code == 200
