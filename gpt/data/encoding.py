@@ -178,6 +178,6 @@ def convert(name: str, encoding: str) -> str:
     iconv = f"iconv -f {encoding} -t UTF-8"
     if ending.lower() not in COMPRESSED:
         return f"{iconv} {shlex.quote(name)} > {shlex.quote(f'{stem}-utf8{ending}')}"
-    program = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}[ending.lower()]
+    program = COMPRESSED[ending.lower()]
     stem, ending = os.path.splitext(stem)
     return f"{program} -dc {shlex.quote(name)} | {iconv} > {shlex.quote(f'{stem}-utf8{ending}')}"

@@ -2,8 +2,8 @@
 
 import os
 
-COMPRESSED = (".gz", ".bz2", ".xz")
-"""The endings of files that are decompressed while they are read."""
+COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
+"""The endings of files that are decompressed while they are read, and the programs that do it by hand."""
 ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 BINARY = (
     *(".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ico", ".tif", ".tiff", ".heic", ".psd"),

@@ -89,7 +89,7 @@ def position_of(name: str, row: Row) -> str:
 
 
 def _json_lines(chunks: Iterable[Chunk]) -> Iterator[Row]:
-    """Yield the rows of JSON lines. A line that was cut, as it is too long, is one bad row."""
+    """Yield the rows of JSON lines. A line that is too long comes in several chunks, and is one bad row."""
     cut_at = -1  # the byte where a line was cut, so that what follows belongs to it
     for chunk in chunks:
         for number, line in enumerate(io.StringIO(chunk.text), start=1):

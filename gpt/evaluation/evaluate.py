@@ -74,8 +74,6 @@ def evaluate(
     if split is None and val_fraction is not None:
         raise InputError("--val_fraction divides the text: give --split train or --split val too")
     model, tokenizer, template = load_with_template(checkpoint, device)
-    if is_prepared(data):
-        _check_template(Prepared(data), template)
     reading = Reading(
         val_fraction=val_fraction,
         most_bytes=most_bytes,
@@ -83,14 +81,15 @@ def evaluate(
         skip_bad_rows=skip_bad_rows,
         template=template or DEFAULT_TEMPLATE,
     )
+    part = _prepare(tokenizer, data, split, reading)
+    _check_template(part.prepared, template)
     scored = in_precision(model, precision)
     result: dict[str, object] = {"data": data}
     if choices:
-        part = _prepare(tokenizer, data, split, reading)
         result["split"] = part.name
         result |= score_choices(scored, part.prepared, part.split)
     else:
-        result |= score_text(scored, tokenizer, data, split, reading)
+        result |= _score_part(scored, part, data)
     print(json.dumps(result, indent=2))
 
 
@@ -112,7 +111,11 @@ def score_text(
     bytes. In examples, only the completions count, not the prompts or the `template`'s text. Raises
     InputError for a split without text.
     """
-    part = _prepare(tokenizer, data, split, reading)
+    return _score_part(model, _prepare(tokenizer, data, split, reading), data)
+
+
+def _score_part(model: GPT, part: "_Part", data: str) -> TextScore:
+    """Score what was prepared of `data`."""
     counts = part.prepared.counts[part.split]
     if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
         raise InputError(f"{data} has no text to score in its split {part.split}")

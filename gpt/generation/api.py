@@ -63,7 +63,8 @@ def generate(
     sampling = Sampling(
         repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
-    prompts = [tuple(row) for row in (tokens.tolist() if isinstance(tokens, Tensor) else tokens)]
+    rows = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+    prompts = [tuple(row) for row in rows]
     engine = Engine(model, heal, backend=backend)
     samples = {}
     for prompt, count in Counter(prompts).items():  # equal prompts are read once
@@ -84,8 +85,8 @@ def generate(
         sample = next(samples[prompt])
         texts.append(sample.tokens[sample.added :])
     if isinstance(tokens, Tensor):
-        rows = torch.tensor(texts, dtype=tokens.dtype, device=tokens.device)
-        return rows.view(len(tokens), tokens.shape[1] + max_new_tokens)  # also where there are no rows
+        written = torch.tensor(texts, dtype=tokens.dtype, device=tokens.device)
+        return written.view(len(tokens), tokens.shape[1] + max_new_tokens)  # also where there are no rows
     return texts
 
 

@@ -231,10 +231,12 @@ class Limits:
         self._plan = plan
         self._fixed = _NO_END  # by steps and epochs
         self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
+        self._guess: int | None = None  # of the updates, while the speed is not known, unless options tell it
         if plan:
             run.is_part = not plan.is_whole
-        # The number of updates while the speed is not known; None where steps and epochs decide.
-        self._guess = plan.steps if plan else run.total if run.is_part else None
+            self._guess = plan.steps
+        elif run.is_part:
+            self._guess = run.total
         self._parts = Parts(self._guess if run.is_part else None)
         self._history = LossHistory(run, options.early_stopping)
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
@@ -390,10 +392,10 @@ def first_of_steps_and_epochs(
     ends = [_NO_END]
     if steps > 0:
         has_other_limit = options.max_epochs > 0 or options.max_seconds is not None
-        is_planned = run.total not in (0, steps) and not has_other_limit
-        ends.append(
-            End(run.total, "as planned at its last save") if is_planned else End(steps, f"max_steps {steps}")
-        )
+        if run.total in (0, steps) or has_other_limit:
+            ends.append(End(steps, f"max_steps {steps}"))
+        else:
+            ends.append(End(run.total, "as planned at its last save"))
     if options.max_epochs > 0:
         left = options.max_epochs * windows_per_epoch - run.place
         ends.append(End(run.step + math.ceil(left / windows_per_update), f"max_epochs {options.max_epochs}"))

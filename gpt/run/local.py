@@ -1,4 +1,4 @@
-"""What a file may name: a checkpoint or a --config of a stranger makes the program fetch nothing."""
+"""Check what a checkpoint or a --config names: the file of a stranger makes the program fetch nothing."""
 
 from collections.abc import Set
 from pathlib import Path

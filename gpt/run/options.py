@@ -89,7 +89,7 @@ class TrainerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """What a command begins with; InputError if they contradict each other.
+    """The options of a command's beginning; InputError if they contradict each other.
 
     They are no options of the run: neither its config.yaml nor a checkpoint has them.
     """

@@ -1,4 +1,4 @@
-"""What a run begins with, as `gpt.run.start` has found it and the run's parts need it."""
+"""The beginning of a run: `gpt.run.start` finds it, and the run's parts read it."""
 
 import time
 from dataclasses import dataclass, field

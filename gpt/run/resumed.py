@@ -68,12 +68,11 @@ def read_resumable(path: Path) -> Checkpoint:
 
 
 def resumed(command: str, options_given: Given, checkpoint: Checkpoint) -> Origin:
-    """Return what a run begins with that has a checkpoint: its options, which the given ones override."""
+    """Return the origin of a run with a checkpoint, whose options the given ones override."""
     path = checkpoint.path
     run = checkpoint.run or RunPart()
     own = options_given.own
     given = options_given.all
-    has_new_limit = bool(given.keys() & set(LIMITS))
     folder = folder_of_checkpoint(path)
     if folder and own.get("run", folder.name) != folder.name:
         raise InputError(f"--run {own['run']} is not the run that is resumed, {folder}: leave --run out")
@@ -86,18 +85,12 @@ def resumed(command: str, options_given: Given, checkpoint: Checkpoint) -> Origi
     lines = [f"resuming {path}, after step {run.step}", *decided]
     if names := ", ".join((*checkpoint.unknown, *unknown)):
         lines.append(f"ignored what a later version has saved and this one does not know: {names}")
-    before = saved
-    if run.planned_seconds is not None:
-        before = {
-            **saved,
-            "trainer.max_steps": run.total,
-        }  # where it ends at present: a plan's steps are a guess
-        if has_new_limit:
-            saved = {**saved, "trainer.max_steps": -1}
-    changed = _changed(before, given)
-    lines += [f"changed {name}: {shown(before[name])} -> {shown(given[name])}" for name in changed]
-    options = options_of({**_without_replaced(saved, given), **given})
-    if has_new_limit:
+    is_planned = run.planned_seconds is not None  # then its steps were a guess, and `total` is where it ends
+    present = {**saved, "trainer.max_steps": run.total} if is_planned else saved
+    changed = _changed(present, given)
+    lines += [f"changed {name}: {shown(present[name])} -> {shown(given[name])}" for name in changed]
+    options = options_of({**_without_replaced(saved, given, is_planned), **given})
+    if given.keys() & set(LIMITS):
         run.forget_end()
     if command == "fit":
         report(*lines, *_other_processes(options, written))
@@ -138,11 +131,18 @@ def _without_decided(saved: Values, own: Values, given: Values) -> tuple[Values,
     return rest, [f"the weights decide, not --config: {', '.join(differing)}"] if differing else []
 
 
-def _without_replaced(saved: Values, given: Values) -> Values:
-    """Leave out how batches were accumulated, if another way is given now: a run has only one of them."""
-    ways = ("data.tokens_per_update", "trainer.accumulate_grad_batches")
-    is_replaced = any(given.get(way) is not None for way in ways)
-    return {name: value for name, value in saved.items() if not (is_replaced and name in ways)}
+def _without_replaced(saved: Values, given: Values, is_planned: bool) -> Values:
+    """Leave out the saved options that given ones of other names replace.
+
+    A run accumulates batches in one way. A plan's guess of its steps is no limit beside a given one.
+    """
+    ways = {"data.tokens_per_update", "trainer.accumulate_grad_batches"}
+    replaced = set()
+    if any(given.get(way) is not None for way in ways):
+        replaced |= ways
+    if is_planned and given.keys() & set(LIMITS):
+        replaced.add("trainer.max_steps")
+    return {name: value for name, value in saved.items() if name not in replaced}
 
 
 def _is_by_weights(name: str) -> bool:

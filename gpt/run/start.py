@@ -69,7 +69,7 @@ def start(
 
 
 def _saved(command: str, how: StartOptions, given: Given, claim: Claim | None) -> Origin | None:
-    """Return what the checkpoint begins that is resumed or validated; None for a new run."""
+    """Return the origin of a run that is resumed or validated; None for a new run."""
     wanted = how.ckpt_path if how.resume is None else how.resume
     if wanted is None and command == "validate":
         raise InputError("nothing to validate: give a checkpoint or a run's folder with --ckpt_path")
@@ -88,7 +88,7 @@ def _saved(command: str, how: StartOptions, given: Given, claim: Claim | None) -
 
 
 def _planned(given: Given, minutes: float, began: float) -> Origin:
-    """Return what a run begins with whose options are planned around the given ones."""
+    """Return the origin of a run whose options are planned around the given ones."""
     unchecked = (*KEPT, "data.val_fraction")  # the planner checks these
     checked = options_of({name: value for name, value in given.all.items() if name not in unchecked})
     asked = given.asked

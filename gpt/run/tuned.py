@@ -25,17 +25,16 @@ _VALIDATIONS = 5  # during a tuning
 _PATIENCE = 4  # validations without a lower loss that end a tuning with a time limit
 _TUNING_TOKENS = 1024  # per batch, which take a gigabyte of activations
 _LEAST_TUNED = 1 << 16  # bytes of text that a tuning with a time limit reads at least
-_NOT_BY_WEIGHTS = ("model.config.dropout", "model.config.window_dropout", "model.config.context_length")
-_OWN_VOCABULARY = "--data.vocabulary: weights to start from keep their own, leave it out"
+_CAN_CHANGE = ("model.config.dropout", "model.config.window_dropout", "model.config.context_length")
 _ADAPTERS = 8  # rank of the adapters that are tuned where memory is too small for all weights
 
 
 def tuned(options_given: Given, minutes: float | None) -> Origin:
-    """Return what a run begins with that tunes the weights `model.init_from`; `minutes` limit its time."""
-    given = {name: value for name, value in options_given.all.items() if not _is_by_weights(name)}
+    """Return the origin of a run that tunes the weights `model.init_from`; `minutes` limit its time."""
+    given = {name: value for name, value in options_given.all.items() if not _is_of_shape(name)}
     options_of(given)  # report errors before the weights are read
     weights = read_weights(given["model.init_from"])
-    _check_shape(weights, options_given.own)
+    _check_own(weights, options_given)
     if weights.template:
         given = {**typed({"data": {"template": as_dict(weights.template)}}), **given}
     context, text = _positions(weights, given, minutes)
@@ -50,20 +49,25 @@ def tuned(options_given: Given, minutes: float | None) -> Origin:
     )
 
 
-def _is_by_weights(name: str) -> bool:
-    """Whether the weights decide this option. Files of --config may have it for runs from scratch."""
-    return name.startswith("model.config.") and name not in _NOT_BY_WEIGHTS
+def _is_of_shape(name: str) -> bool:
+    """Whether an option is of the shape, which weights decide. Recipes have it for runs from scratch."""
+    return name.startswith("model.config.") and name not in _CAN_CHANGE
 
 
-def _check_shape(weights: StoredModel, own: Values) -> None:
-    """Raise InputError if the command line asks for what the weights do not have."""
+def _check_own(weights: StoredModel, given: Given) -> None:
+    """Raise InputError if the command line asks for what the weights do not have, or a file for a vocabulary.
+
+    A recipe may say that a vocabulary is learned: that is for runs from scratch.
+    """
+    own = given.own
     shape = as_dict(weights.cropped().config)
-    for name in filter(_is_by_weights, own):
+    for name in filter(_is_of_shape, own):
         has = shape[name.removeprefix("model.config.")]
         if own[name] not in (None, has):
             raise InputError(f"--{name} {own[name]}: the weights have {has}, leave it out")
-    if own.get("data.vocabulary") is not None:
-        raise InputError(_OWN_VOCABULARY)
+    vocabulary = given.asked.get("data.vocabulary")
+    if vocabulary is not None and ("data.vocabulary" in own or vocabulary != "learn"):
+        raise InputError("--data.vocabulary: weights to start from keep their own, leave it out")
 
 
 def _positions(weights: StoredModel, given: Values, minutes: float | None) -> tuple[int, Prepared | None]:
@@ -135,9 +139,7 @@ def _tuning_rate(smaller: float, is_lora: bool) -> float:
 
 
 def _on_weights(options: Options, weights: StoredModel) -> Options:
-    """Complete the options by what the weights decide; InputError for options that contradict them."""
-    if options.data.vocabulary not in (None, "learn"):  # recipes say `learn`, which is for runs from scratch
-        raise InputError(_OWN_VOCABULARY)
+    """Complete the options by what the weights decide."""
     shape = options.model.config
     own = weights.cropped().config
     config = replace(own.with_dropout_of(shape), context_length=shape.context_length)
