@@ -30,6 +30,7 @@ ROOMS = {
     "data/windows.py": "data/test_windows.py data/test_module.py data/test_examples.py run/test_golden.py",
     "generation/sampling.py": "generation/test_sampling.py generation/test_engine.py serve",
     "generation/text.py": "generation/test_text.py generation/test_api.py serve",
+    "run/time_limit.py": "run/test_time_limit.py run/test_limits.py plan",
     "run/limits.py": "run/test_limits.py run/test_ends.py run/test_resume.py plan run/test_save.py "
     "run/test_fit.py",
     "run/checkpoint.py": "run/test_save.py run/test_best.py run/test_hostile_folder.py run/test_resume.py "
