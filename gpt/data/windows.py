@@ -105,11 +105,10 @@ class Grid:
 
 
 class Packed:
-    """Windows of whole examples, of at most T targets each.
+    """Windows of whole examples, of at most T targets each: those of `pack` that have a scored token.
 
-    Documents keep their order. A document that does not fit into the rest of a window begins the next one.
-    Only a document longer than T is cut: it continues in the next window. `scored`, (tokens,) bool, says
-    which tokens are scored. Windows without such a token are left out.
+    `document_starts`, (documents,), are the positions of the documents' first tokens. `scored`, (tokens,)
+    bool, says which tokens are scored; by default all are.
     """
 
     def __init__(
@@ -120,34 +119,44 @@ class Packed:
         scored: NDArray[np.bool_] | None = None,
     ) -> None:
         self.context_length = context_length
-        document_ends = np.append(document_starts[1:], tokens)
-        bounds = array("q")  # the first target of each window
-        begin = 0
-        while begin < tokens:
-            bounds.append(begin)
-            limit = min(begin + context_length, tokens)
-            document = np.searchsorted(document_starts, limit, side="right") - 1  # the one at `limit`
-            start = int(document_starts[document])
-            end = int(document_ends[document])
-            # `limit` would cut it, and it fits whole into the next window.
-            postpone = begin < start and limit < end <= start + context_length
-            begin = start if postpone else limit
-        self._bounds = np.array([*bounds, tokens], np.int64)
-        sizes = np.diff(self._bounds)
-        if scored is not None:
-            sizes = np.add.reduceat(scored, self._bounds[:-1], dtype=np.int64)
-        self._kept = np.flatnonzero(sizes)
-        self._sizes = sizes[self._kept]
-        self.count = len(self._kept)
+        starts = pack(document_starts, tokens, context_length)
+        lengths = np.diff(starts, append=tokens)
+        scored_tokens = lengths if scored is None else np.add.reduceat(scored, starts, dtype=np.int64)
+        kept = scored_tokens > 0
+        self._starts = starts[kept]  # (N,)
+        self._lengths = lengths[kept]  # (N,)
+        self._scored_tokens = scored_tokens[kept]  # (N,)
+        self.count = len(self._starts)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Return the spans of the windows with these numbers. They are the same in every epoch."""
-        kept = self._kept[windows]
-        return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
+        return self._starts[windows], self._lengths[windows]
 
     def scored_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of scored tokens in each of the windows with these numbers."""
-        return self._sizes[windows]
+        return self._scored_tokens[windows]
+
+
+def pack(document_starts: NDArray[np.int64], tokens: int, context_length: int) -> NDArray[np.int64]:
+    """Pack documents, (documents,) first tokens, into windows of at most T: return their starts, (windows,).
+
+    Documents keep their order, and each window ends where the next begins. A document that does not fit into
+    the rest of a window begins the next one. Only a document longer than T is cut: it continues in the next
+    window.
+    """
+    document_ends = np.append(document_starts[1:], tokens)
+    windows = array("q")  # the starts so far
+    begin = 0
+    while begin < tokens:
+        windows.append(begin)
+        full = min(begin + context_length, tokens)  # where the window would end if it had no gap
+        document = np.searchsorted(document_starts, full, side="right") - 1  # the one with this position
+        start = int(document_starts[document])
+        end = int(document_ends[document])
+        would_be_cut = begin < start < full < end
+        fits_next_window = end - start <= context_length
+        begin = start if would_be_cut and fits_next_window else full
+    return np.array(windows, np.int64)
 
 
 def make_batch(
