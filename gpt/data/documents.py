@@ -59,11 +59,12 @@ class Tolerance:
         To tell the position of a row, the file is read up to it. So only the messages that are shown tell it.
         """
         if self.skipped == self.most:
-            advice = "leave out bad rows with"
+            option = "--skip_bad_rows (gpt fit: --data.skip_bad_rows)"
             if self.most:
-                advice = f"{counted(self.most, 'bad row')} left out already by"
-            where = position_of(name, row)
-            raise InputError(f"in {where}: {error}; {advice} --skip_bad_rows (gpt fit: --data.skip_bad_rows)")
+                advice = f"{counted(self.most, 'bad row')} left out already by {option}"
+            else:
+                advice = f"leave out bad rows with {option}"
+            raise InputError(f"in {position_of(name, row)}: {error}; {advice}")
         if not self.skipped:
             self.first = f"{name} in {position_of(name, row)}: {error}"
         self.skipped += 1
