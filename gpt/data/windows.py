@@ -234,28 +234,35 @@ class TrainWindows:
     respelling: Respelling | None = None
 
     def __post_init__(self) -> None:
-        # Many batches are looked up at once, as permuting one window takes about as long as thousands. For a
-        # short text they are those of eight epochs.
+        # For a short text these are the batches of eight epochs.
         self._batches_at_once = max(1, min(_WINDOWS_AT_ONCE, 8 * self.windows.count) // self.batch_size)
-        self._looked_up: tuple[int, Spans] | None = None  # the first of these batches, and all their spans
+        self._looked_up: tuple[int, Spans] | None = None  # see `_spans_of`
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on each process, rounded up."""
         return math.ceil(self.windows.count / (self.batch_size * self.world_size))
 
     def __getitem__(self, batch: int) -> Batch:
-        row = batch % self._batches_at_once
-        first_batch = batch - row
-        if self._looked_up is None or self._looked_up[0] != first_batch:
-            batches = np.arange(first_batch, first_batch + self._batches_at_once)
-            self._looked_up = first_batch, self.spans(batches)
-        starts, lengths = self._looked_up[1]
         respell = None
         if self.respelling is not None:
             place = _first_place(batch, self.batch_size, self.rank, self.world_size)
             respell = partial(self.respelling, first=place)
-        spans = starts[row], lengths[row]
-        return make_batch(self.stream, spans, self.windows.context_length, self.isolate, respell)
+        return make_batch(
+            self.stream, self._spans_of(batch), self.windows.context_length, self.isolate, respell
+        )
+
+    def _spans_of(self, batch: int) -> Spans:
+        """Return the spans of one batch of this process, (B,) each.
+
+        They are looked up for a group of consecutive batches, as permuting one window takes about as long as
+        thousands. The group is kept for the next batches.
+        """
+        group, place = divmod(batch, self._batches_at_once)
+        if self._looked_up is None or self._looked_up[0] != group:
+            batches = group * self._batches_at_once + np.arange(self._batches_at_once)
+            self._looked_up = group, self.spans(batches)
+        starts, lengths = self._looked_up[1]
+        return starts[place], lengths[place]
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
         """Return the spans of the windows in this process's batches with these numbers: (batches, B) each."""
