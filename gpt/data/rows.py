@@ -89,16 +89,19 @@ def position_of(name: str, row: Row) -> str:
 
 def _json_lines(chunks: Iterable[Chunk]) -> Iterator[Row]:
     """Yield the rows of JSON lines. A line that is too long comes in several chunks, and is one bad row."""
-    cut_at = -1  # the byte where a line was cut, so that what follows belongs to it
+    cut_at = -1  # the byte where a line was cut
     for chunk in chunks:
+        begins_within_line = chunk.begin == cut_at
+        may_end_within_line = chunk.end - chunk.begin >= LONGEST_VALUE
         for number, line in enumerate(io.StringIO(chunk.text), start=1):
-            is_rest = number == 1 and chunk.begin == cut_at
-            is_cut = not line.endswith("\n") and chunk.end - chunk.begin >= LONGEST_VALUE
+            is_cut = may_end_within_line and not line.endswith("\n")
             if is_cut:
                 cut_at = chunk.end
-            if is_cut and not is_rest:
+            if begins_within_line and number == 1:
+                continue  # the row was yielded where it began
+            if is_cut:
                 yield Row(number, InputError(f"has more than {LONGEST_VALUE >> 20} MB"), chunk.begin)
-            elif line.strip() and not is_rest:
+            elif line.strip():
                 yield Row(number, _parsed(line), chunk.begin)
 
 
