@@ -132,6 +132,9 @@ class Corpus:
 
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
+        # The chosen chunks have about `most_bytes`. Where the sizes of chunks are unknown, or say too little,
+        # this limit ends the reading.
+        limit = math.inf if most_bytes is None else most_bytes + CHUNK_BYTES
         read = 0
         is_example = False
         tolerance = Tolerance(self.skip_bad_rows)
@@ -142,7 +145,7 @@ class Corpus:
                     if piece.first:
                         is_example = piece.begins_example
                     may_end = piece.first or not is_example  # a prompt without its reply is no example
-                    if may_end and most_bytes is not None and read >= most_bytes + CHUNK_BYTES:
+                    if may_end and read >= limit:
                         tolerance.tell()
                         return
                     read += len(piece.text.encode())
