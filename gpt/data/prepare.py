@@ -1,14 +1,14 @@
 """`gpt prepare`: tokenize a corpus into files, once for the same text, tokenizer and options.
 
-The result is a prepared folder. These functions make one, each by the one below it:
+The result is a prepared folder.
 
-| function | is given | what it does |
+| function | called for | what it does |
 | --- | --- | --- |
-| `prepare` | the options of `gpt prepare` | finds the tokenizer |
-| `prepare_named` | the name of a corpus | finds the files; they are read only if there is no folder yet |
-| `prepare_text` | a text that was divided, or prepared, before | the same for a plan's text |
-| `_open_or_make` | a key, and how to divide the text | opens the folder of this key, or makes it |
-| `_make_folder` | the divided text | learns the vocabulary, if it has to be, and writes the folder |
+| `prepare` | `gpt prepare`, and from Python | finds the tokenizer, and does `prepare_named` |
+| `prepare_named` | a corpus by its name | finds its files; `_open_or_make` reads them, if it has to |
+| `prepare_text` | a text that a plan has divided or opened | gives it to `_open_or_make` as it is |
+| `_open_or_make` | both of these | opens the folder whose key fits, or makes it with `_make_folder` |
+| `_make_folder` | a text without a folder | learns the vocabulary, if it has to be, and writes all files |
 
 `gpt.data.token_files` tokenizes.
 """
