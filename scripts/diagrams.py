@@ -56,7 +56,7 @@ ROWS = (
         ("documents", "gpt/data/corpus.py"),
         ("what is held out", "gpt/data/split.py"),
         ("a vocabulary, a plan", "gpt/plan/rule.py"),
-        ("files of tokens", "gpt/data/prepare.py"),
+        ("files of tokens", "gpt/data/token_files.py"),
     ),
     (
         ("windows in batches", "gpt/data/windows.py"),

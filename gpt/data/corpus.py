@@ -9,17 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from gpt.data.chunks import Selection, choose_chunks, take_rows, take_text, total_bytes
-from gpt.data.documents import (
-    TEXT,
-    Piece,
-    Tolerance,
-    check_columns,
-    choose_columns,
-    cut,
-    no_columns,
-    read_documents,
-    tell_columns,
-)
+from gpt.data.columns import TEXT, AskedColumns, tell_columns
+from gpt.data.documents import Piece, Tolerance, cut, read_documents
 from gpt.data.encoding import CHUNK_BYTES, estimated_bytes
 from gpt.data.formats import file_format
 from gpt.data.hub import HubDataSet
@@ -56,7 +47,7 @@ class Corpus:
     """How many rows that cannot be used may be left out, of all files together."""
 
     def __post_init__(self) -> None:
-        check_columns(self.text_column)
+        _ = self._asked_columns  # an option that names too many is an error before a file is read
         check_least(0, skip_bad_rows=self.skip_bad_rows)
         if self.sha256 and len(self.sha256) != len(self.files):
             raise InputError(f"sha256 has {self._for_files(self.sha256)}")
@@ -79,6 +70,11 @@ class Corpus:
 
     def _for_files(self, values: Sequence[object]) -> str:
         return f"{counted(len(values), 'value')} for {counted(len(self.files), 'file')}"
+
+    @cached_property
+    def _asked_columns(self) -> AskedColumns:
+        """`text_column`, parsed here once for all files."""
+        return AskedColumns.parse(self.text_column)
 
     @property
     def _weight_of_each(self) -> tuple[float, ...]:
@@ -136,6 +132,9 @@ class Corpus:
 
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
+        # The chosen chunks have about `most_bytes`. Where the sizes of chunks are unknown, or say too little,
+        # this limit ends the reading.
+        limit = math.inf if most_bytes is None else most_bytes + CHUNK_BYTES
         read = 0
         is_example = False
         tolerance = Tolerance(self.skip_bad_rows)
@@ -146,7 +145,7 @@ class Corpus:
                     if piece.first:
                         is_example = piece.begins_example
                     may_end = piece.first or not is_example  # a prompt without its reply is no example
-                    if may_end and most_bytes is not None and read >= most_bytes + CHUNK_BYTES:
+                    if may_end and read >= limit:
                         tolerance.tell()
                         return
                     read += len(piece.text.encode())
@@ -163,7 +162,7 @@ class Corpus:
             yield from take_text(read_text(name, selection.chunks), weight)
             return
         rows = take_rows(self._rows(name, selection.chunks), weight, selection.rows)
-        yield from cut(read_documents(name, rows, self.text_column, self.template, tolerance))
+        yield from cut(read_documents(name, rows, self._asked_columns, self.template, tolerance))
 
     def _rows(self, name: str, chunks: list[int] | None) -> Iterator[Row]:
         if name in self._data_sets:
@@ -176,9 +175,9 @@ class Corpus:
         Only here all columns of Parquet and of a data set are known, as the others are not read. Raises
         InputError if a needed one is not present.
         """
-        columns = choose_columns(self.text_column, present)
+        columns = self._asked_columns.choose(present)
         if columns is None:
-            raise no_columns(self.text_column, present)
+            raise self._asked_columns.not_in(present)
         tell_columns(name, columns, present)
         return [column for column in columns.names if column in present]
 

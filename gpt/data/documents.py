@@ -1,11 +1,12 @@
 """Turn rows into documents, piece by piece: texts, examples with prompts and replies, conversations."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from gpt.data.columns import AskedColumns, Columns, tell_columns
 from gpt.data.row import Row
 from gpt.data.rows import position_of
 from gpt.errors import InputError
@@ -43,77 +44,6 @@ class Document(NamedTuple):
     """What decides an example's split: examples with equal keys are in the same one."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns from which a row's document is made."""
-
-    kind: Literal["text", "messages", "pair"]
-    """One column holds a text, or the messages of a conversation. A pair is a prompt and its completion."""
-    names: tuple[str, ...]
-    """Those of a pair are two, or three: then the middle one holds an input that belongs to the prompt."""
-    style: str = ""
-    """The name of this form of examples; empty for plain text."""
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """The columns that a row must have. The input of a pair may be missing."""
-        return (self.names[0], self.names[-1]) if self.kind == "pair" else self.names
-
-    def are_in(self, present: Collection[str]) -> bool:
-        """Whether a row or a file with these columns has the needed ones."""
-        return all(name in present for name in self.needed)
-
-    def __str__(self) -> str:
-        """Say how the columns are read, for a notice to the user."""
-        if self.kind == "messages":
-            return f"{self.style}: column {self.names[0]} is a conversation"
-        prompt = " and ".join(self.names[:-1])
-        verb = "are" if len(self.names) == 3 else "is"
-        return f"{self.style}: {prompt} {verb} the prompt, {self.names[-1]} the completion"
-
-
-TEXT = "text"
-EXAMPLES = (
-    Columns("messages", ("messages",), "messages"),
-    Columns("messages", ("conversations",), "ShareGPT"),
-    Columns("pair", ("instruction", "input", "output"), "Alpaca"),
-    Columns("pair", ("prompt", "completion"), "pairs"),
-    Columns("pair", ("question", "answer"), "pairs"),
-    Columns("pair", ("query", "response"), "pairs"),
-)
-"""The forms of examples. Rows without a column `text` are read as the first whose columns they have."""
-
-
-def choose_columns(column: str, present: Sequence[str]) -> Columns | None:
-    """Return the columns to read, given the option `text_column`; None if the rows lack them."""
-    if column in present:
-        same_name = (known for known in EXAMPLES if known.names == (column,))
-        return next(same_name, Columns("text", (column,)))
-    if column == TEXT:
-        return next((known for known in EXAMPLES if known.are_in(present)), None)
-    names = tuple(name.strip() for name in column.split(","))
-    asked = Columns("pair" if len(names) > 1 else "text", names, "pairs")
-    return asked if asked.are_in(present) else None
-
-
-def check_columns(column: str) -> None:
-    """Raise InputError if the option `text_column` names more than three columns."""
-    names = column.split(",")
-    if len(names) > 3:
-        raise InputError(
-            f"text_column {column!r} names {len(names)} columns: expected the text's, PROMPT,COMPLETION or "
-            "PROMPT,INPUT,COMPLETION"
-        )
-
-
-def no_columns(column: str, present: Iterable[str]) -> InputError:
-    """Return the error for rows that lack the columns."""
-    return InputError(
-        f"has no column {column!r}, it has {', '.join(present)}: choose one with --text_column, "
-        "PROMPT,COMPLETION or PROMPT,INPUT,COMPLETION (gpt fit: --data.text_column)"
-    )
-
-
 @dataclass
 class Tolerance:
     """A count of rows that cannot be used and are left out, and the most that may be."""
@@ -129,11 +59,12 @@ class Tolerance:
         To tell the position of a row, the file is read up to it. So only the messages that are shown tell it.
         """
         if self.skipped == self.most:
-            advice = "leave out bad rows with"
+            option = "--skip_bad_rows (gpt fit: --data.skip_bad_rows)"
             if self.most:
-                advice = f"{counted(self.most, 'bad row')} left out already by"
-            where = position_of(name, row)
-            raise InputError(f"in {where}: {error}; {advice} --skip_bad_rows (gpt fit: --data.skip_bad_rows)")
+                advice = f"{counted(self.most, 'bad row')} left out already by {option}"
+            else:
+                advice = f"leave out bad rows with {option}"
+            raise InputError(f"in {position_of(name, row)}: {error}; {advice}")
         if not self.skipped:
             self.first = f"{name} in {position_of(name, row)}: {error}"
         self.skipped += 1
@@ -157,7 +88,7 @@ def cut(documents: Iterable[Document]) -> Iterator[Piece]:
 
 
 def read_documents(
-    name: str, rows: Iterable[Row], column: str, template: Template, tolerance: Tolerance
+    name: str, rows: Iterable[Row], asked: AskedColumns, template: Template, tolerance: Tolerance
 ) -> Iterator[Document]:
     """Yield the documents in the rows of a file.
 
@@ -165,7 +96,7 @@ def read_documents(
     left out and counted. Raises InputError if no row has them, or if there are more bad rows than are
     tolerated.
     """
-    reader = _RowReader(name, column, template)
+    reader = _RowReader(name, asked, template)
     for row in rows:
         try:
             document = reader.read(row.value)
@@ -182,8 +113,7 @@ class _RowReader:
     """Turns the rows of one file into documents, and counts those that are left out."""
 
     file: str
-    column: str
-    """The option `text_column`."""
+    asked: AskedColumns
     template: Template
     columns: Columns | None = field(default=None, init=False)
     """The columns of the file, once a row has known ones."""
@@ -198,7 +128,7 @@ class _RowReader:
         if not isinstance(row, dict):
             raise InputError(f"expected an object, got {shown(row)}")
         if self.columns is None:
-            self.columns = choose_columns(self.column, list(row))
+            self.columns = self.asked.choose(list(row))
             if self.columns is not None:
                 tell_columns(self.file, self.columns, row)
         if self.columns is None or not self.columns.are_in(row):
@@ -218,27 +148,11 @@ class _RowReader:
             return
         first = next(iter(self.lacking))
         if self.columns is None:
-            raise no_columns(self.column, first)
+            raise self.asked.not_in(first)
         rows = counted(self.lacking.total(), "row")
         needed = " or ".join(self.columns.needed)
         has = ", ".join(first) or "nothing"
         notice_once(f"{self.file}: left out {rows} without {needed}; the first has {has}")
-
-
-def tell_columns(name: str, columns: Columns, present: Collection[str]) -> None:
-    """Tell the user how the columns are read, unless they are plain text and nothing else is possible.
-
-    `present` are all columns of the file, or of its first row.
-    """
-    if columns.names == (TEXT,):
-        examples = next((others for others in EXAMPLES if others.are_in(present)), None)
-        if examples is not None:
-            names = ",".join(column for column in examples.names if column in present)
-            notice_once(
-                f"{name}: column text is read, as plain text; --data.text_column {names} reads its examples"
-            )
-    elif columns.kind != "text":
-        notice_once(f"{name} is read as {columns}")
 
 
 def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document | None:

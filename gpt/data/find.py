@@ -138,12 +138,15 @@ def _readable_file(name: str, sha256: str | None) -> str:
             raise InputError(f"there is no {name}, expected one of {', '.join(builtin.NAMES)}")
         return name
     is_here = os.path.isfile(name)
-    if not is_here and "://" not in name:
+    if is_here:
+        path = name
+    elif "://" in name:
+        path = _download(name, sha256)
+    else:
         raise InputError(f"{name} is not a file, or a link to one that is missing")
-    path = name if is_here else _download(name, sha256)
     if is_binary(path):
         raise binary_error(path)
-    if is_here:
+    if is_here:  # the hash of a download is checked before the copy is kept
         _check_sha256(name, sha256)
     return path
 

@@ -1,37 +1,38 @@
-"""`gpt prepare`: tokenize a corpus into files, once for the same text, tokenizer and options."""
+"""`gpt prepare`: tokenize a corpus into files, once for the same text, tokenizer and options.
+
+The result is a prepared folder.
+
+| function | called for | what it does |
+| --- | --- | --- |
+| `prepare` | `gpt prepare`, and from Python | finds the tokenizer, and does `prepare_named` |
+| `prepare_named` | a corpus by its name | finds its files; `_open_or_make` reads them, if it has to |
+| `prepare_text` | a text that a plan has divided or opened | gives it to `_open_or_make` as it is |
+| `_open_or_make` | both of these | opens the folder whose key fits, or makes it with `_make_folder` |
+| `_make_folder` | a text without a folder | learns the vocabulary, if it has to be, and writes all files |
+
+`gpt.data.token_files` tokenizes.
+"""
 
 import hashlib
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpt.cores import cores
 from gpt.data.corpus import Corpus
-from gpt.data.documents import Piece
 from gpt.data.find import find_corpus
-from gpt.data.prepared import INDEX_DTYPE, META, Counts, Meta, Prepared, index_name, is_prepared
+from gpt.data.prepared import META, Prepared, is_prepared
 from gpt.data.reading import DEFAULT_READING, Reading
-from gpt.data.split import SPLITS, Divided, divide_corpus
-from gpt.data.stored import StoredType, as_unscored, token_dtype
+from gpt.data.split import Divided, divide_corpus
+from gpt.data.token_files import write_token_files
 from gpt.errors import InputError
 from gpt.files import cache_folder, locked, write_json
 from gpt.plain import as_dict
-from gpt.progress import notice, progress
+from gpt.progress import notice
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
-
-_GROUP_CHARACTERS = 1 << 18
 
 
 def prepare(
@@ -89,13 +90,12 @@ def prepare_named(
     if is_prepared(corpus):
         return prepare_text(Prepared(corpus), vocabulary)
     source = find_corpus(corpus, reading)
-    stamps = source.stamps()
-    return _prepare_once(
-        _key(source, stamps, vocabulary, reading.val_fraction, reading.most_bytes),
-        vocabulary,
-        lambda: divide_corpus(source, reading.val_fraction, reading.most_bytes),
-        output,
-    )
+    key = _key(source, source.stamps(), vocabulary, reading.val_fraction, reading.most_bytes)
+
+    def divide() -> Divided:
+        return divide_corpus(source, reading.val_fraction, reading.most_bytes)
+
+    return _open_or_make(key, divide, vocabulary, output)
 
 
 def prepare_text(text: Divided | Prepared, vocabulary: Tokenizer | VocabularyToLearn) -> Prepared:
@@ -107,7 +107,7 @@ def prepare_text(text: Divided | Prepared, vocabulary: Tokenizer | VocabularyToL
         _check_vocabulary(text, vocabulary)
         return text
     key = _key(text.source, text.stamps, vocabulary, text.val_fraction, text.most_bytes)
-    return _prepare_once(key, vocabulary, lambda: text)
+    return _open_or_make(key, lambda: text, vocabulary)
 
 
 def _key(
@@ -126,31 +126,49 @@ def _key(
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
-def _prepare_once(
+def _open_or_make(
     key: str,
-    vocabulary: Tokenizer | VocabularyToLearn,
     divide: Callable[[], Divided],
+    vocabulary: Tokenizer | VocabularyToLearn,
     output: str | os.PathLike[str] | None = None,
 ) -> Prepared:
-    """Open the folder with this key, or divide and tokenize the text if there is none.
+    """Open the folder with this key. If there is none, divide the text and make it.
 
     It is `output`, or else one in the cache.
     """
     folder = cache_folder() / key if output is None else Path(output)
     _check_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(_hidden_neighbour(folder, "lock")):
-        prepared = _open_done(folder, key)
-        if prepared is not None:
-            return prepared
+    with _one_process_at_a_time(_hidden_neighbour(folder, "lock")):
+        existing = _open_existing(folder, key)
+        if existing is not None:
+            return existing
         if output is None:  # a damaged folder in the cache is made again
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.is_dir() and any(folder.iterdir()):
             raise InputError(
                 f"{folder} holds other files, or other text or options: delete it, or choose another"
             )
-        _make_folder(folder, divide(), vocabulary, key)
+        _make_folder(folder, key, divide(), vocabulary)
     return Prepared(folder)
+
+
+def _make_folder(folder: Path, key: str, divided: Divided, vocabulary: Tokenizer | VocabularyToLearn) -> None:
+    """Learn the vocabulary, if it has to be, and write the folder. It is renamed when it is complete."""
+    tokenizer = vocabulary
+    if isinstance(tokenizer, VocabularyToLearn):
+        tokenizer = learn(divided.to_learn_from(), tokenizer)
+    unfinished = _hidden_neighbour(folder, "unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left it
+    try:
+        unfinished.mkdir()
+        meta = write_token_files(unfinished, divided, tokenizer, key)
+        write_json(unfinished / META, as_dict(meta))
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _check_output(folder: Path) -> None:
@@ -161,163 +179,7 @@ def _check_output(folder: Path) -> None:
         raise InputError(f"cannot write {folder}: expected the name of a new or an empty folder")
 
 
-def _make_folder(folder: Path, divided: Divided, vocabulary: Tokenizer | VocabularyToLearn, key: str) -> None:
-    """Learn the vocabulary, if it has to be, and write the folder. It is renamed when it is complete."""
-    if isinstance(vocabulary, VocabularyToLearn):
-        vocabulary = learn(divided.to_learn_from(), vocabulary)
-    unfinished = _hidden_neighbour(folder, "unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # a process that was killed may have left it
-    try:
-        unfinished.mkdir()
-        meta = _write(unfinished, divided, vocabulary, key)
-        write_json(unfinished / META, as_dict(meta))
-        with suppress(FileNotFoundError):
-            folder.rmdir()
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _hidden_neighbour(folder: Path, ending: str) -> Path:
-    """Return a hidden path beside the folder. A name that would be too long is replaced by its hash."""
-    name = folder.name
-    if len(os.fsencode(name)) > 200:
-        name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return folder.with_name(f".{name}.{ending}")
-
-
-@contextmanager
-def _alone(lock_file: Path) -> Iterator[None]:
-    """Hold the lock during the block, after waiting until no other process holds it.
-
-    The lock ends with the process. Where the file system has no locks, a notice asks the user to prepare
-    a text in one process at a time.
-    """
-    with locked(lock_file, wait=True) as has_locks:
-        if not has_locks:
-            where = lock_file.parent
-            notice(f"the file system of {where} has no locks: prepare this text in one process at a time")
-        yield
-
-
-def _write(folder: Path, divided: Divided, tokenizer: Tokenizer, key: str) -> Meta:
-    """Tokenize both splits into files of the folder.
-
-    Raises InputError if the corpus has no text, or has both texts and examples.
-    """
-    pieces = iter(divided.pieces())
-    first = next(pieces, None)
-    if first is None:
-        raise InputError(f"the corpus is empty: {divided.source.files[0]} has no text")
-    examples = first.begins_example
-    dtype = token_dtype(examples)
-    with ExitStack() as stack:
-        writers = {}
-        for split in SPLITS:
-            tokens = stack.enter_context(open(folder / f"{split}.bin", "wb"))
-            starts = stack.enter_context(open(folder / index_name(split), "wb")) if examples else None
-            writers[split] = _SplitWriter(tokens, starts, dtype, tokenizer.eot)
-        advance = stack.enter_context(progress("tokenizing", divided.size))
-        for group in _encode(chain([first], pieces), tokenizer):
-            for piece, ids in group:
-                if piece.first and piece.begins_example is not examples:
-                    raise InputError("the corpus mixes texts with examples: give one kind")
-                writers[piece.split].add(piece, ids)
-            advance(sum(len(piece.text.encode()) for piece, _ in group))
-        for writer in writers.values():
-            writer.end()
-    return Meta(
-        key=key,
-        tokenizer=tokenizer.to_dict(),
-        template=as_dict(divided.source.template) if examples else None,
-        splits={split: as_dict(writer.counts) for split, writer in writers.items()},
-    )
-
-
-@dataclass
-class _SplitWriter:
-    """The open files of a split. `<|endoftext|>` follows each text, and each reply of an example."""
-
-    tokens: IO[bytes]
-    starts: IO[bytes] | None
-    """The index of examples. Plain text has none."""
-    dtype: StoredType
-    eot: int
-    counts: Counts = field(default_factory=Counts)
-    sha256: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    open: bool = False  # whether the last tokens are of a text, which `<|endoftext|>` must still follow
-
-    def add(self, piece: Piece, ids: NDArray[np.uint32]) -> None:
-        """Append the ids of a piece."""
-        if piece.first:
-            self.end()
-            self.counts.documents += 1
-            if self.starts is not None:
-                self.starts.write(np.array(self.counts.tokens, INDEX_DTYPE).tobytes())
-        size = len(piece.text.encode())
-        self.counts.bytes += size
-        if piece.scored:
-            self.counts.scored_bytes += size
-        self._write(ids, piece.scored)
-        if piece.ends:
-            self._write(self._end_of_text, piece.scored)
-        self.open = piece.scored and not piece.ends
-
-    def end(self) -> None:
-        """Write `<|endoftext|>` if it must still follow a text. Update the hash."""
-        if self.open:
-            self._write(self._end_of_text, scored=True)
-            self.open = False
-        self.counts.sha256 = self.sha256.hexdigest()
-
-    @property
-    def _end_of_text(self) -> NDArray[np.uint32]:
-        return np.array([self.eot], np.uint32)
-
-    def _write(self, ids: NDArray[np.uint32], scored: bool) -> None:
-        stored = ids if scored else as_unscored(ids)
-        data = stored.astype(self.dtype).tobytes()
-        self.tokens.write(data)
-        self.sha256.update(data)
-        self.counts.tokens += len(ids)
-        if scored:
-            self.counts.scored_tokens += len(ids)
-
-
-def _encode(
-    pieces: Iterable[Piece], tokenizer: Tokenizer
-) -> Iterator[list[tuple[Piece, NDArray[np.uint32]]]]:
-    """Yield groups of pieces with their ids, in order.
-
-    Each core has a thread, because tiktoken releases the global interpreter lock.
-    """
-    threads = cores()
-
-    def encode(group: list[Piece]) -> list[tuple[Piece, NDArray[np.uint32]]]:
-        return [(piece, tokenizer.encode_array(piece.text)) for piece in group]
-
-    with ThreadPoolExecutor(threads) as pool:
-        submitted = (pool.submit(encode, group) for group in _groups(pieces))
-        waiting = deque(islice(submitted, 2 * threads))  # limits the groups in memory
-        while waiting:
-            yield waiting.popleft().result()
-            waiting.extend(islice(submitted, 1))
-
-
-def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    group: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        group.append(piece)
-        size += len(piece.text)
-        if size >= _GROUP_CHARACTERS:
-            yield group
-            group = []
-            size = 0
-    yield group
-
-
-def _open_done(folder: Path, key: str) -> Prepared | None:
+def _open_existing(folder: Path, key: str) -> Prepared | None:
     """Open a folder; None if it is not prepared with this key, or is damaged."""
     with suppress(InputError):
         prepared = Prepared(folder)
@@ -335,3 +197,25 @@ def _check_vocabulary(prepared: Prepared, wanted: Tokenizer | VocabularyToLearn)
             "another vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text "
             "again"
         )
+
+
+def _hidden_neighbour(folder: Path, ending: str) -> Path:
+    """Return a hidden path beside the folder. A name that would be too long is replaced by its hash."""
+    name = folder.name
+    if len(os.fsencode(name)) > 200:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return folder.with_name(f".{name}.{ending}")
+
+
+@contextmanager
+def _one_process_at_a_time(lock_file: Path) -> Iterator[None]:
+    """Hold the lock during the block, after waiting until no other process holds it.
+
+    The lock ends with the process. Where the file system has no locks, a notice asks the user to prepare
+    a text in one process at a time.
+    """
+    with locked(lock_file, wait=True) as has_locks:
+        if not has_locks:
+            where = lock_file.parent
+            notice(f"the file system of {where} has no locks: prepare this text in one process at a time")
+        yield

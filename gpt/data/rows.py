@@ -10,11 +10,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 from gpt.data import builtin
 from gpt.data.encoding import CHUNK_BYTES, head_of, is_compressed, opened
 from gpt.data.formats import ending_of, file_format
+from gpt.data.json_array import array_rows
 from gpt.data.parquet import group_sizes, parquet_rows
 from gpt.data.read_errors import errors_named
 from gpt.data.row import LONGEST_VALUE, Choose, Row
@@ -22,8 +23,6 @@ from gpt.data.text_file import Chunk, read_text
 from gpt.errors import InputError
 from gpt.plain import Json
 
-_BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
-_LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
 _QUOTED_NAME = re.compile(r'(?:^|(?<=[,;\t ]))"(?:[^"]|"")*"?')  # in the header of CSV
 _EXCELS_LINE = re.compile(r'"?sep=([,;\t|])"?\s*')
 _JSON_ADVICE = "expected an object on each line, or one array of objects"
@@ -67,7 +66,7 @@ def read_rows(name: str, chunks: Sequence[int] | None, choose: Choose) -> Iterat
         lines = (line for chunk in csv_chunks for line in io.StringIO(chunk.text))
         yield from _csv_rows(lines, "\t" if ending_of(name) == ".tsv" else ",;\t")
     elif head_of(name).is_array:
-        yield from _array_rows(chunk.text for chunk in read_text(name, None))
+        yield from array_rows(chunk.text for chunk in read_text(name, None))
     else:
         yield from _json_lines(read_text(name, chunks, LONGEST_VALUE))
 
@@ -90,16 +89,19 @@ def position_of(name: str, row: Row) -> str:
 
 def _json_lines(chunks: Iterable[Chunk]) -> Iterator[Row]:
     """Yield the rows of JSON lines. A line that is too long comes in several chunks, and is one bad row."""
-    cut_at = -1  # the byte where a line was cut, so that what follows belongs to it
+    cut_at = -1  # the byte where a line was cut
     for chunk in chunks:
+        begins_within_line = chunk.begin == cut_at
+        may_end_within_line = chunk.end - chunk.begin >= LONGEST_VALUE
         for number, line in enumerate(io.StringIO(chunk.text), start=1):
-            is_rest = number == 1 and chunk.begin == cut_at
-            is_cut = not line.endswith("\n") and chunk.end - chunk.begin >= LONGEST_VALUE
+            is_cut = may_end_within_line and not line.endswith("\n")
             if is_cut:
                 cut_at = chunk.end
-            if is_cut and not is_rest:
+            if begins_within_line and number == 1:
+                continue  # the row was yielded where it began
+            if is_cut:
                 yield Row(number, InputError(f"has more than {LONGEST_VALUE >> 20} MB"), chunk.begin)
-            elif line.strip() and not is_rest:
+            elif line.strip():
                 yield Row(number, _parsed(line), chunk.begin)
 
 
@@ -113,59 +115,6 @@ def _parsed(line: str) -> Json:
         return InputError("is nested too deeply")
     except ValueError as error:  # Python refuses to parse a number of thousands of digits
         return InputError(str(error))
-
-
-def _array_rows(texts: Iterator[str]) -> Iterator[Row]:
-    """Yield the values of a JSON array. A comma may follow the last one.
-
-    A value that is not complete is parsed again with twice the text. So the time grows only with the file.
-    """
-    decode = json.JSONDecoder().raw_decode
-    text = "".join(islice(texts, 1))
-    at = text.index("[") + 1
-    line = text.count("\n", 0, at) + 1
-    while True:
-        begin = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-        line += text.count("\n", at, begin)
-        at = begin
-        if text.startswith("]", at):
-            if (text[at + 1 :] + "".join(islice(texts, 1))).strip():
-                raise InputError(f"in line {line}: text follows the end of the array")
-            return
-        try:
-            value, end = decode(text, at)
-        except json.JSONDecodeError as error:
-            more = _as_much(texts, len(text) - at) if _may_be_cut(error, text, at) else ""
-            if not more:
-                number = line + text.count("\n", at, error.pos)
-                raise InputError(f"in line {number}: the array is no JSON, {error.msg}") from None
-            text = text[at:] + more
-            at = 0
-            continue
-        except RecursionError:
-            raise InputError("is nested too deeply") from None
-        except ValueError as error:  # Python refuses to parse a number of thousands of digits
-            raise InputError(f"in line {line}: {error}") from None
-        yield Row(line, value)
-        line += text.count("\n", at, end)
-        at = end
-
-
-def _may_be_cut(error: json.JSONDecodeError, text: str, at: int) -> bool:
-    """Whether the value is perhaps only incomplete, so that more text could make it valid."""
-    at_end = error.pos > len(text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated")
-    return at_end and len(text) - at < LONGEST_VALUE
-
-
-def _as_much(texts: Iterator[str], size: int) -> str:
-    """Join the next texts until they have at least `size` characters, or there are no more."""
-    taken = []
-    for text in texts:
-        taken.append(text)
-        size -= len(text)
-        if size <= 0:
-            break
-    return "".join(taken)
 
 
 # `csv` reads, as `datasets` and pyarrow guess types: they read the text `None` as missing, a date as a time.

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 from gpt.data.chunks import evenly_spread
 from gpt.data.corpus import Corpus
@@ -23,7 +24,6 @@ SAMPLE_BYTES = 32 << 20  # the most text in memory at once
 LEARNED_BYTES = 8 << 20  # the text to learn a vocabulary from; a larger text gives more
 _LEAST_LIMIT = 1 << 10  # bytes; the limit of a unit is no lower, except in a tiny text
 _HASHES = 1 << 64
-_UNLIMITED = 1 << 62  # bytes
 
 
 def held_out_bytes(size: float) -> float:
@@ -104,8 +104,8 @@ class Divided:
     """The fraction to hold out that was asked for; None for the usual one."""
     most_bytes: int | None
     """The bytes to read of a longer text that were asked for; None for all of it."""
-    is_whole: bool
-    """Whether all of the text is read."""
+    limit: int | None
+    """`most_bytes` if the text has more; None if all of the text is read."""
     size: int
     """The bytes of UTF-8 text in both splits. For a large text this is an estimate."""
     rule: Rule
@@ -116,7 +116,7 @@ class Divided:
         """Return all pieces, in order."""
         if self.text is not None:
             return self.text
-        return divide(self.source.pieces(None if self.is_whole else self.most_bytes), self.rule)
+        return divide(self.source.pieces(self.limit), self.rule)
 
     def sample(self) -> Iterable[Piece]:
         """Return all pieces of a text of up to `SAMPLE_BYTES`, and some chunks of a larger text.
@@ -154,77 +154,75 @@ def divide_corpus(
     if val_fraction is not None and not 0.0 <= val_fraction < 1.0:
         raise InputError(f"val_fraction must be in [0, 1), got {val_fraction}")
     stamps = source.stamps()  # before the text is read, so that a later change is noticed
-    most = most_bytes or _UNLIMITED
-    sample = _take_sample(source, most)
-    total = _total_bytes(source, sample, most)
-    if sample.is_all:
-        size = sample.size
-        usual = Rule.of(size, val_fraction)
-        rule = usual.exact(sample.pieces)
-        text = list(divide(sample.pieces, rule))
-        if usual.share and not rule.below and text:
+    read = _read_what_fits(source, most_bytes)
+    rule = Rule.of(read.size, val_fraction)
+    text = None
+    if read.pieces is not None:
+        exact = rule.exact(read.pieces)
+        text = list(divide(read.pieces, exact))
+        if rule.share and not exact.below and text:
             why = "the text is a single document, or has a single prompt"
             notice_once(f"{source.files[0]}: nothing is held out, as {why}")
-    else:
-        size = min(most, total)
-        rule = Rule.of(size, val_fraction)
-        text = None
+        rule = exact
     return Divided(
         source=source,
         stamps=stamps,
         val_fraction=val_fraction,
         most_bytes=most_bytes,
-        is_whole=most >= total,
-        size=size,
+        limit=read.limit,
+        size=read.size,
         rule=rule,
         text=text,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Sample:
-    """The beginning of a corpus, or chunks spread over it."""
+class _Read(NamedTuple):
+    """What is read of a corpus."""
 
-    pieces: list[Piece]
+    pieces: list[Piece] | None
+    """All pieces that are read, if they fit into memory."""
     size: int
-    """Bytes of these pieces."""
-    is_all: bool
-    """Whether these are all pieces that will be read. Otherwise they do not fit into memory."""
+    """Their bytes. If they do not fit into memory, this is an estimate."""
+    limit: int | None
+    """See `Divided.limit`."""
 
 
-def _take_sample(source: Corpus, most: int) -> _Sample:
-    """Read what fits into memory of the `most` bytes to read.
-
-    Nothing is read if more is known to be there.
-    """
-    known = source.size()
-    if known is not None and min(known, most) > SAMPLE_BYTES:
-        return _Sample([], 0, is_all=False)
-    pieces = list(source.pieces(min(most, SAMPLE_BYTES)))
-    size = sum(len(piece.text.encode()) for piece in pieces)
-    if most <= SAMPLE_BYTES:  # no more was asked for
-        is_all = True
-    elif known is None:  # a reader that is not at the end stops a little after its limit
-        is_all = size < SAMPLE_BYTES
-    else:  # it fits by its size, but Parquet can hold more
-        is_all = size <= SAMPLE_BYTES
-    return _Sample(pieces, size, is_all)
+def _read_what_fits(source: Corpus, most_bytes: int | None) -> _Read:
+    """Read a corpus, or `most_bytes` of it, if that fits into memory. Otherwise say how much it is."""
+    total = source.size()
+    if total is None:
+        return _read_without_size(source, most_bytes)
+    limit = None if most_bytes is None or most_bytes >= total else most_bytes
+    size = total if limit is None else limit
+    if size > SAMPLE_BYTES:
+        return _Read(None, size, limit)
+    pieces, read = _read_beginning(source, most_bytes)
+    is_all_asked_for = most_bytes is not None and most_bytes <= SAMPLE_BYTES
+    if is_all_asked_for or read <= SAMPLE_BYTES:
+        return _Read(pieces, read, limit)
+    return _Read(None, size, limit)  # Parquet can hold more text than its size says
 
 
-def _total_bytes(source: Corpus, sample: _Sample, most: int) -> int:
-    """Return the bytes of text that a corpus has, whether they are read or not.
+def _read_without_size(source: Corpus, most_bytes: int | None) -> _Read:
+    """Do the same for compressed files and data sets of the hub, whose size is unknown before their end."""
+    pieces, read = _read_beginning(source, most_bytes)
+    # Reading that does not come to the end of the text stops only a little after the limit.
+    if read < SAMPLE_BYTES and (most_bytes is None or read < most_bytes):
+        return _Read(pieces, read, limit=None)
+    if most_bytes is not None and most_bytes <= SAMPLE_BYTES:
+        return _Read(pieces, read, limit=most_bytes)
+    documents = sum(piece.first for piece in pieces)
+    total = max(read, source.estimated_size(read, documents))
+    if most_bytes is None or most_bytes >= total:
+        return _Read(None, total, limit=None)
+    return _Read(None, most_bytes, limit=most_bytes)
 
-    It is an estimate for a large one.
-    """
-    known = source.size()
-    if known is not None:
-        return known
-    if sample.size < min(most, SAMPLE_BYTES):  # the text ended before the limit
-        return sample.size
-    if sample.is_all:  # there is more, and how much does not matter
-        return _UNLIMITED
-    documents = sum(piece.first for piece in sample.pieces)
-    return max(sample.size, source.estimated_size(sample.size, documents))
+
+def _read_beginning(source: Corpus, most_bytes: int | None) -> tuple[list[Piece], int]:
+    """Read at most `SAMPLE_BYTES` and `most_bytes`, approximately. Return the pieces and their bytes."""
+    most = SAMPLE_BYTES if most_bytes is None else min(SAMPLE_BYTES, most_bytes)
+    pieces = list(source.pieces(most))
+    return pieces, sum(len(piece.text.encode()) for piece in pieces)
 
 
 def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:

@@ -30,11 +30,11 @@ def read_text(name: str, chunks: Iterable[int] | None, longest: int = _LONGEST_L
     bytes, the line is cut there. Raises InputError if the text is not UTF-8.
     """
     with opened(name) as file:
-        position = 0
+        position = 0  # the byte that is read next
         for number in count() if chunks is None else chunks:
             begin = number * CHUNK_BYTES
             end = (number + 1) * CHUNK_BYTES
-            if chunks is not None and begin:
+            if chunks is not None and begin:  # without `chunks`, the one before was read to the end of a line
                 position = file.seek(begin)
                 position += len(_rest_of_line(file, longest))
             if position > end:  # a line that began earlier fills all of this chunk

@@ -105,11 +105,10 @@ class Grid:
 
 
 class Packed:
-    """Windows of whole examples, of at most T targets each.
+    """Windows of whole examples, of at most T targets each: those of `pack` that have a scored token.
 
-    Documents keep their order. A document that does not fit into the rest of a window begins the next one.
-    Only a document longer than T is cut: it continues in the next window. `scored`, (tokens,) bool, says
-    which tokens are scored. Windows without such a token are left out.
+    `document_starts`, (documents,), are the positions of the documents' first tokens. `scored`, (tokens,)
+    bool, says which tokens are scored; by default all are.
     """
 
     def __init__(
@@ -120,34 +119,44 @@ class Packed:
         scored: NDArray[np.bool_] | None = None,
     ) -> None:
         self.context_length = context_length
-        document_ends = np.append(document_starts[1:], tokens)
-        bounds = array("q")  # the first target of each window
-        begin = 0
-        while begin < tokens:
-            bounds.append(begin)
-            limit = min(begin + context_length, tokens)
-            document = np.searchsorted(document_starts, limit, side="right") - 1  # the one at `limit`
-            start = int(document_starts[document])
-            end = int(document_ends[document])
-            # `limit` would cut it, and it fits whole into the next window.
-            postpone = begin < start and limit < end <= start + context_length
-            begin = start if postpone else limit
-        self._bounds = np.array([*bounds, tokens], np.int64)
-        sizes = np.diff(self._bounds)
-        if scored is not None:
-            sizes = np.add.reduceat(scored, self._bounds[:-1], dtype=np.int64)
-        self._kept = np.flatnonzero(sizes)
-        self._sizes = sizes[self._kept]
-        self.count = len(self._kept)
+        starts = pack(document_starts, tokens, context_length)
+        lengths = np.diff(starts, append=tokens)
+        scored_tokens = lengths if scored is None else np.add.reduceat(scored, starts, dtype=np.int64)
+        kept = scored_tokens > 0
+        self._starts = starts[kept]  # (N,)
+        self._lengths = lengths[kept]  # (N,)
+        self._scored_tokens = scored_tokens[kept]  # (N,)
+        self.count = len(self._starts)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Return the spans of the windows with these numbers. They are the same in every epoch."""
-        kept = self._kept[windows]
-        return self._bounds[kept], self._bounds[kept + 1] - self._bounds[kept]
+        return self._starts[windows], self._lengths[windows]
 
     def scored_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of scored tokens in each of the windows with these numbers."""
-        return self._sizes[windows]
+        return self._scored_tokens[windows]
+
+
+def pack(document_starts: NDArray[np.int64], tokens: int, context_length: int) -> NDArray[np.int64]:
+    """Pack documents, (documents,) first tokens, into windows of at most T: return their starts, (windows,).
+
+    Documents keep their order, and each window ends where the next begins. A document that does not fit into
+    the rest of a window begins the next one. Only a document longer than T is cut: it continues in the next
+    window.
+    """
+    document_ends = np.append(document_starts[1:], tokens)
+    windows = array("q")  # the starts so far
+    begin = 0
+    while begin < tokens:
+        windows.append(begin)
+        full = min(begin + context_length, tokens)  # where the window would end if it had no gap
+        document = np.searchsorted(document_starts, full, side="right") - 1  # the one with this position
+        start = int(document_starts[document])
+        end = int(document_ends[document])
+        would_be_cut = begin < start < full < end
+        fits_next_window = end - start <= context_length
+        begin = start if would_be_cut and fits_next_window else full
+    return np.array(windows, np.int64)
 
 
 def make_batch(
@@ -225,28 +234,35 @@ class TrainWindows:
     respelling: Respelling | None = None
 
     def __post_init__(self) -> None:
-        # Many batches are looked up at once, as permuting one window takes about as long as thousands. For a
-        # short text they are those of eight epochs.
+        # For a short text these are the batches of eight epochs.
         self._batches_at_once = max(1, min(_WINDOWS_AT_ONCE, 8 * self.windows.count) // self.batch_size)
-        self._looked_up: tuple[int, Spans] | None = None  # the first of these batches, and all their spans
+        self._looked_up: tuple[int, Spans] | None = None  # see `_spans_of`
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on each process, rounded up."""
         return math.ceil(self.windows.count / (self.batch_size * self.world_size))
 
     def __getitem__(self, batch: int) -> Batch:
-        row = batch % self._batches_at_once
-        first_batch = batch - row
-        if self._looked_up is None or self._looked_up[0] != first_batch:
-            batches = np.arange(first_batch, first_batch + self._batches_at_once)
-            self._looked_up = first_batch, self.spans(batches)
-        starts, lengths = self._looked_up[1]
         respell = None
         if self.respelling is not None:
             place = _first_place(batch, self.batch_size, self.rank, self.world_size)
             respell = partial(self.respelling, first=place)
-        spans = starts[row], lengths[row]
-        return make_batch(self.stream, spans, self.windows.context_length, self.isolate, respell)
+        return make_batch(
+            self.stream, self._spans_of(batch), self.windows.context_length, self.isolate, respell
+        )
+
+    def _spans_of(self, batch: int) -> Spans:
+        """Return the spans of one batch of this process, (B,) each.
+
+        They are looked up for a group of consecutive batches, as permuting one window takes about as long as
+        thousands. The group is kept for the next batches.
+        """
+        group, place = divmod(batch, self._batches_at_once)
+        if self._looked_up is None or self._looked_up[0] != group:
+            batches = group * self._batches_at_once + np.arange(self._batches_at_once)
+            self._looked_up = group, self.spans(batches)
+        starts, lengths = self._looked_up[1]
+        return starts[place], lengths[place]
 
     def spans(self, batches: NDArray[np.int64]) -> Spans:
         """Return the spans of the windows in this process's batches with these numbers: (batches, B) each."""

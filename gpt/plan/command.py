@@ -201,10 +201,10 @@ class Planner:
         """
         by_hand = self._reading.most_bytes
         most = by_hand or bytes_to_read(machine, minutes)
-        if self._divided and self._divided[1].is_whole and most >= self._divided[0]:
+        if self._divided and self._divided[1].limit is None and most >= self._divided[0]:
             return self._divided[1]
         divided = divide_corpus(corpus, self._reading.val_fraction, most)
-        if divided.is_whole and not by_hand:
+        if divided.limit is None and not by_hand:
             divided = replace(divided, most_bytes=None)
         self._divided = most, divided
         return divided
@@ -241,7 +241,7 @@ def measure(divided: Divided, vocab_size: int | None = None) -> Text:
     return Text(
         size=divided.size,
         val_fraction=divided.rule.share,
-        most_bytes=None if divided.is_whole else divided.most_bytes,
+        most_bytes=divided.limit,
         vocab_size=vocab_size,
         zlib_ratio=_zlib_ratio(piece.text for piece in divided.sample()),
     )

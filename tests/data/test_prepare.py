@@ -52,7 +52,7 @@ def test_bytes_do_not_depend_on_workers(tmp_path, texts, monkeypatch):
     write_texts(tmp_path / "a.jsonl", texts * 15)  # several blocks
     folders = []
     for count in (1, 5):
-        monkeypatch.setattr("gpt.data.prepare.cores", lambda count=count: count)
+        monkeypatch.setattr("gpt.data.token_files.cores", lambda count=count: count)
         folders.append(prepare(str(tmp_path / "a.jsonl"), tmp_path / f"by-{count}", vocab_size=500))
     assert contents(folders[0]) == contents(folders[1])
 

@@ -141,8 +141,8 @@ def test_most_bytes_draws_parts_that_more_of_them_contain(tmp_path, small, name)
     def drawn(most: int) -> str:
         corpus = divide_corpus(find_corpus(str(tmp_path / name)), most_bytes=most)
         text = text_of(corpus.pieces())
-        assert corpus.is_whole == (most > 10**6)
-        assert corpus.size == pytest.approx(len(text), rel=0.15 if corpus.is_whole else 0)
+        assert (corpus.limit is None) == (most > 10**6)
+        assert corpus.size == pytest.approx(len(text), rel=0 if corpus.limit else 0.15)
         return text
 
     whole, few, more = map(drawn, (10**9, 40_000, 150_000))
@@ -159,7 +159,7 @@ def test_a_sparse_file_of_gigabytes_is_read_where_it_is_drawn(tmp_path):
     path.write_bytes(b"words\n" * 2000)
     os.truncate(path, 5 << 30)
     corpus = divide_corpus(find_corpus(str(path)), most_bytes=4 << 20)
-    assert not corpus.is_whole
+    assert corpus.limit == 4 << 20
     assert 14 * CHUNK_BYTES <= len(text_of(corpus.pieces())) <= 18 * CHUNK_BYTES
 
 
@@ -169,11 +169,11 @@ def test_compressed_text_is_read_from_its_beginning(tmp_path, small):
     corpus = find_corpus(str(write(tmp_path / "a.gz", gzip.compress(text.encode()))))
     for most in (None, 10**9):
         whole = divide_corpus(corpus, most_bytes=most)
-        assert whole.is_whole and text_of(whole.pieces()) == text
+        assert whole.limit is None and text_of(whole.pieces()) == text
         assert whole.size == len(text) and whole.rule.share == held_out_bytes(len(text)) / len(text)
     assert text.startswith(text_of(whole.sample()))
     part = divide_corpus(corpus, most_bytes=100_000)
-    assert not part.is_whole and text.startswith(text_of(part.pieces()))
+    assert part.limit == 100_000 and text.startswith(text_of(part.pieces()))
     assert 100_000 <= part.size == len(text_of(part.pieces())) < 110_000
 
 
