@@ -42,7 +42,7 @@ from benchmarks.common import listening, machine, peak_flops, say, with_package
 from faults.fingerprint import fingerprint
 from lightning.pytorch import Callback
 from scale import flops_per_token
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
@@ -78,8 +78,8 @@ class Place:
     def dry(self) -> bool:
         return self.device == "cpu"
 
-    def config(self, **fields: int) -> GPTConfig:
-        return GPTConfig(**SHAPE) if self.dry else GPTConfig(**fields)
+    def config(self, context_length: int = 1024) -> GPTConfig:
+        return GPTConfig.from_dict(SHAPE) if self.dry else GPTConfig(context_length=context_length)
 
     def gpt(self, *words: str, **environment: str) -> None:
         """Run the `gpt` command in the folder; a RuntimeError with the end of its output if it fails."""
@@ -145,6 +145,15 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
+def gradient_of(model: nn.Module) -> Tensor:
+    """The gradients of all parameters in one vector; each has to have one."""
+    gradients = []
+    for parameter in model.parameters():
+        assert parameter.grad is not None, "a parameter has no gradient"
+        gradients.append(parameter.grad.flatten())
+    return torch.cat(gradients)
+
+
 @cache
 def exact(config: GPTConfig) -> tuple[GPT, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A model, two batches of ids, and its loss, gradient and logits in float64."""
@@ -155,13 +164,13 @@ def exact(config: GPTConfig) -> tuple[GPT, Tensor, Tensor, Tensor, Tensor, Tenso
     logits = double(x)
     loss = cross_entropy(logits.flatten(0, 1), y.flatten())
     loss.backward()
-    gradient = torch.cat([parameter.grad.flatten() for parameter in double.parameters()])
-    return model, x, y, loss.detach(), gradient, logits.detach()
+    return model, x, y, loss.detach(), gradient_of(double), logits.detach()
 
 
 def precision(place: Place, dtype: torch.dtype | None, tf32: bool, limit: float) -> Measured:
     """Loss, gradients and logits, compiled on a GPU and not, against float64 on the CPU."""
-    config, measured = place.config(context_length=256), {}
+    config = place.config(context_length=256)
+    measured: Measured = {}
     model, x, y, loss, gradient, logits = exact(config)
     x, y = x.to(place.device), y.to(place.device)
     for kind in ("",) if place.dry else ("", "compiled "):
@@ -178,9 +187,8 @@ def precision(place: Place, dtype: torch.dtype | None, tf32: bool, limit: float)
             with torch.no_grad():
                 theirs = module.model(x)
         (found * scale).backward()
-        flat = torch.cat([parameter.grad.double().flatten() for parameter in module.model.parameters()])
         measured |= {f"{kind}loss": relative(found.detach(), loss), f"{kind}logits": relative(theirs, logits)}
-        measured[f"{kind}gradients"] = relative(flat / scale, gradient)
+        measured[f"{kind}gradients"] = relative(gradient_of(module.model).double() / scale, gradient)
     assert max(measured.values()) < limit, measured
     return measured
 
@@ -209,19 +217,20 @@ class NoWaiting(Callback):
 @contextmanager
 def reading_allowed() -> Iterator[list[Tensor]]:
     """Lets the guard wait for the flags that it reads, once an update: those that it has read."""
-    read, flags = guard.read, []
+    read = guard.read
+    seen: list[Tensor] = []
 
-    def reading(tensor: Tensor) -> list[int]:
-        flags.append(tensor)
+    def reading(flags: Tensor) -> list[int]:
+        seen.append(flags)
         before = forbid_waiting(False)
         try:
-            return read(tensor)
+            return read(flags)
         finally:
             forbid_waiting(before)
 
     guard.read = reading
     try:
-        yield flags
+        yield seen
     finally:
         guard.read = read
 
@@ -244,7 +253,8 @@ def synchronisation(place: Place, name: str, *options: str) -> Measured:
     os.chdir(place.folder)
     try:
         training = fit.assemble(start("fit", words[1:]))
-        training.trainer.callbacks.append(NoWaiting())
+        callbacks: list[Callback] = vars(training.trainer)["callbacks"]  # Lightning does not declare them
+        callbacks.append(NoWaiting())
         with reading_allowed() as flags:
             training.fit()
     finally:
@@ -298,8 +308,8 @@ def generation(place: Place) -> Measured:
 def resuming(place: Place, deterministic: str, compiled: str) -> Measured:
     """A resumed run equals the uninterrupted one: always in the deterministic mode, and on a CPU."""
     name = f"whole-{deterministic}-{compiled}"
-    how = (f"--trainer.deterministic={deterministic}", f"--model.compile={compiled}")
-    how += ("--model.config.dropout=0.1", "--model.optimizer.schedule=constant")
+    how = [f"--trainer.deterministic={deterministic}", f"--model.compile={compiled}"]
+    how += ["--model.config.dropout=0.1", "--model.optimizer.schedule=constant"]
     whole = place.fit(name, "quick", 40, *how, "--checkpoint_every=2", "--keep_checkpoints=99")
     resumed = place.folder / "runs" / f"resumed-{name}"
     shutil.copytree(whole, resumed)
@@ -319,8 +329,8 @@ def checkpoint(place: Place) -> Measured:
 
 def ddp(place: Place, backend: str, processes: int, optimizer: str) -> Measured:
     """Processes that share one GPU and talk by `backend`, gradients accumulated, train as one without it."""
-    recipe = ("--trainer.accumulate_grad_batches=2", f"--model.optimizer.name={optimizer}")
-    recipe += ("--trainer.devices=1",)
+    recipe = ["--trainer.accumulate_grad_batches=2", f"--model.optimizer.name={optimizer}"]
+    recipe += ["--trainer.devices=1"]
     alone = place.fit(f"one-{optimizer}", "quick", 20, *recipe, "--data.batch_size=16")
     name, shared = f"{backend}-{processes}-{optimizer}", f"--data.batch_size={16 // processes}"
     words = place.words_to_fit(name, "quick", 20, *recipe, shared)
@@ -535,7 +545,8 @@ def main(cases: dict[str, Case] = CASES) -> int:
             if name.partition(":")[0] in options.checks.split(","):
                 say(name)
                 began = time.monotonic()
-                result, measured = f"FAILED: not begun, it may take {case.seconds:.0f} s", {}
+                result = f"FAILED: not begun, it may take {case.seconds:.0f} s"
+                measured: Measured = {}
                 if began + case.seconds <= end:
                     place = Place(device=device, folder=folder, until=began + case.seconds)
                     result, measured = result_of(case.check, place)

@@ -100,7 +100,7 @@ def install(folder: Path, extras: str, build: str | None = None) -> bool:
         command = ["uv", "pip", "install", "--python", str(python)]
     else:
         command = [str(python), "-m", "pip", "install"]
-    version = re.search("^torch==.*?(?= )", locked({"torch"}), re.M)[0]
+    version: str = re.findall("^torch==.*?(?= )", locked({"torch"}), re.M)[0]
     constrained = [*command, "--constraint", str(ROOT / "constraints.txt")]
     package = ["--editable", f"{ROOT}[{extras}]" if extras else str(ROOT)]
     groups = {"build", "package", *extras.split(",")}

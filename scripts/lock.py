@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,7 +43,7 @@ def resolved(requirements: list[str]) -> list[str]:
     return ENTRY.findall(done.stdout)
 
 
-def groups(project: dict) -> dict[str, list[str]]:
+def groups(project: dict[str, Any]) -> dict[str, list[str]]:
     """The requirements of each group of pyproject.toml."""
     name = project["project"]["name"]
     extras = project["project"]["optional-dependencies"]

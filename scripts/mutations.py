@@ -65,8 +65,8 @@ def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
             yield {"test": ast.Constant(False)}
         case ast.Constant(value=bool()):
             yield {"value": not node.value}
-        case ast.Constant(value=int() | float()):
-            yield {"value": node.value + 1}
+        case ast.Constant(value=int() | float() as number):
+            yield {"value": number + 1}
         case ast.Call() if node.keywords:
             yield {"keywords": node.keywords[:-1]}
         case ast.Expr(value=ast.Call()):
@@ -133,13 +133,13 @@ def main() -> None:
                 sys.exit(f"the tests {room} fail without a change")
         for path, place, way in drawn:
             source, what = changed(sources[path], place, way)
-            copied = Path(name, path.relative_to(ROOT))
-            copied.write_text(source, "utf-8")
+            file = Path(name, path.relative_to(ROOT))
+            file.write_text(source, "utf-8")
             if is_noticed(Path(name), tests[path]):
                 noticed += 1
             else:
                 print(f"survived: {path.relative_to(ROOT)}:{what}", flush=True)
-            copied.write_text(sources[path], "utf-8")
+            file.write_text(sources[path], "utf-8")
     print(f"{noticed} of {len(drawn)} changes noticed, {noticed / len(drawn):.0%}")
 
 

@@ -134,7 +134,7 @@ def panel_text(name: str) -> Text:
     corpus = find_corpus(name)
     length = corpus.size() or sum(len(piece.text.encode()) for piece in corpus.pieces(MOST_BYTES))
     ids = min(MOST_IDS, max(512, 2 ** int(math.log2(max(1, min(length, MOST_BYTES) / BYTES_PER_ID)))))
-    options = ("--model.config.vocab_size", str(ids))
+    options: tuple[str, ...] = ("--model.config.vocab_size", str(ids))
     if length > MOST_BYTES:
         options += ("--data.most_bytes", str(MOST_BYTES))
     return Text.of(name, options)

@@ -17,7 +17,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from benchmarks.common import listening
@@ -30,12 +30,13 @@ from gpt.generation.decoding import backend_name
 from gpt.serve.app import create_app
 from gpt.serve.limits import RequestLimits
 from gpt.serve.requests import CompletionRequest
+from gpt.weights.rounding import WeightPrecision
 
 CLIENTS = 24
 PATIENCE = 40.0
 """Seconds after which a request without an answer counts as hung; the server itself gives up earlier."""
 LIMITS = RequestLimits(arrival_seconds=10, max_seconds=10, last_seconds=1, cost=1 << 14)
-VALUES = (
+VALUES: tuple[object, ...] = (
     *(None, True, 0, 1, -1, 65, 10**6, 2**64, 10**400, 0.5, 1e-50, 1e300, math.inf, math.nan),
     *("", "a b", "<|endoftext|>", "\x00", "\ud83d", "\u202e", "y" * 5000, [], {}, [[[[]]]], ["a"] * 2000),
 )
@@ -104,7 +105,7 @@ def resident() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def siege(number: int, wild: float, precision: str) -> dict[str, Any]:
+def siege(number: int, wild: float, precision: WeightPrecision) -> dict[str, Any]:
     """Serve a tiny model in this process, send it requests, and say what was found."""
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=300, context_length=32, emb_dim=32, num_heads=2, num_layers=1)
@@ -172,7 +173,7 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--hostile", type=float, default=0.1, help="the fraction of hostile requests")
-    parser.add_argument("--precision", default="bfloat16", choices=["float32", "bfloat16", "int8", "int4"])
+    parser.add_argument("--precision", default="bfloat16", choices=get_args(WeightPrecision))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found")
     options = parser.parse_args()
     torch.set_num_threads(1)

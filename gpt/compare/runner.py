@@ -14,7 +14,6 @@ from gpt.compare.outcomes import DIVERGED, Outcome, diverged_file, read_outcome
 from gpt.compare.trainings import Candidate, Text, Training, digest
 from gpt.compare.variants import HELD_OUT, OUR_SOURCE, Variant, slug
 from gpt.cores import cores
-from gpt.data.find import named_corpus
 from gpt.errors import DivergedError, InputError
 from gpt.files import atomic_write
 from gpt.plain import JsonObject, parse_yaml
@@ -23,7 +22,6 @@ from gpt.run.start import start
 
 # Put the source first on the path, so that nothing in the current folder is imported.
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpt.cli import main; sys.exit(main())"
-_PATHS = (("data", "vocabulary"), ("model", "init_from"))  # options that may name a file
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
@@ -121,7 +119,7 @@ def corpus_for_runs(text: Text, folder: Path) -> str:
     A corpus file that names files of the present folder is written there with their whole paths.
     """
     file = text.corpus_file
-    if file is None or text.files == named_corpus(str(file)).files:
+    if file is None or not text.names_relative_files:
         return text.corpus
     recipe = parse_yaml(file.read_text(encoding="utf-8"))["corpus"]
     corpus = {"corpus": {**recipe, "files": list(text.files)}}
@@ -135,26 +133,17 @@ def candidates_of(variants: Iterable[Variant], runner: Runner) -> list[Candidate
     """Return the variants with all their options; the first one's decide which text is held out."""
     candidates: list[Candidate] = []
     for variant in variants:
-        options = with_whole_paths(runner.options(variant))
-        if candidates:
-            shared = {name: candidates[0].options["data"].get(name) for name in HELD_OUT}
-            options["data"] = {**options["data"], **shared}
         base = candidates[0] if candidates else None
-        if base and options == base.options and variant.source == base.variant.source:
+        options = dict(runner.options(variant))
+        if base:
+            shared = {name: base.options["data"].get(name) for name in HELD_OUT}
+            options["data"] = {**options["data"], **shared}
+        candidate = Candidate.of(variant, options)
+        if base and candidate.options == base.options and variant.source == base.variant.source:
             same = f"{variant.name} has the options and the source of {base.variant.name}: nothing is changed"
             report(same, prefix="gpt compare: ")
-        candidates.append(Candidate(variant, options))
+        candidates.append(candidate)
     return candidates
-
-
-def with_whole_paths(options: JsonObject) -> JsonObject:
-    """Make paths of existing files absolute, because runs have another current folder."""
-    absolute = dict(options)
-    for room, name in _PATHS:
-        value = absolute[room].get(name)
-        if value is not None and os.path.exists(value):
-            absolute[room] = {**absolute[room], name: os.path.abspath(value)}
-    return absolute
 
 
 def train_all(trainings: Sequence[Training], folder: Path, runner: Runner) -> dict[Training, Outcome]:

@@ -3,6 +3,9 @@
 The name of a training's folder has a hash of all that decides its result: the source, options, text, steps
 and seed, and of files their sizes and times. So a finished training is not repeated, a killed one is resumed,
 and an edited one is a new training.
+
+Runs have another current folder than the command. So `Candidate.of` and `Text.of` make the paths of what is
+here absolute. After them an absolute path names what is here; the hub or the package knows any other name.
 """
 
 import hashlib
@@ -20,6 +23,7 @@ from gpt.plain import JsonObject
 
 _SOURCE_FILES = (".py", ".cpp", ".json")
 _HASH = 10  # characters of a hash in a name
+_PATHS = (("data", "vocabulary"), ("model", "init_from"))  # options that may name a file
 
 
 @dataclass(frozen=True, eq=False)  # options are a dict and cannot be hashed
@@ -28,6 +32,16 @@ class Candidate:
 
     variant: Variant
     options: JsonObject
+
+    @classmethod
+    def of(cls, variant: Variant, options: JsonObject) -> "Candidate":
+        """Build the candidate with these options, which may name files of the current folder."""
+        whole = dict(options)
+        for room, name in _PATHS:
+            value = options[room].get(name)
+            if value is not None:
+                whole[room] = {**whole[room], name: _whole_path(value)}
+        return cls(variant, whole)
 
     @cached_property
     def digest(self) -> str:
@@ -44,26 +58,28 @@ class Text:
     name: str
     corpus: str
     options: tuple[str, ...] = ()
+    corpus_file: Path | None = None
+    """The corpus file that is meant, if one is: one on this machine, or one of the package by its name."""
+    files: tuple[str, ...] = ()
+    """The files that the corpus file names."""
+    names_relative_files: bool = False
+    """Whether the corpus file names some of them by relative paths, which runs would not find."""
 
     @classmethod
     def of(cls, name: str, options: tuple[str, ...] = ()) -> "Text":
-        """Build the text that a command line names: a file, folder, pattern, corpus file or hub name."""
+        """Build the text that a command line names: a file, folder, pattern, corpus file or hub name.
+
+        Raises the errors of `named_corpus` for a corpus file.
+        """
         is_path = os.path.exists(name) or (is_pattern(name) and "://" not in name)
-        return cls(Path(name).stem if is_path else name, os.path.abspath(name) if is_path else name, options)
-
-    @cached_property
-    def corpus_file(self) -> Path | None:
-        """The corpus file that is meant: one on this machine, or one of the package by its name."""
-        if os.path.isabs(self.corpus):
-            path = Path(self.corpus)
-            return path if path.suffix == ".yaml" and path.is_file() else None
-        return shipped_corpora().get(self.corpus)
-
-    @cached_property
-    def files(self) -> tuple[str, ...]:
-        """The files that the corpus file names, as they are named or with whole paths if they are here."""
-        names = named_corpus(str(self.corpus_file)).files
-        return tuple(os.path.abspath(name) if os.path.exists(name) else name for name in names)
+        label = Path(name).stem if is_path else name
+        corpus = os.path.abspath(name) if is_path else name
+        corpus_file = Path(corpus) if is_path else shipped_corpora().get(name)
+        if corpus_file is None or corpus_file.suffix != ".yaml" or not corpus_file.is_file():
+            return cls(label, corpus, options)
+        named = named_corpus(str(corpus_file)).files
+        files = tuple(map(_whole_path, named))
+        return cls(label, corpus, options, corpus_file, files, files != named)
 
     @cached_property
     def version(self) -> list[object]:
@@ -102,6 +118,11 @@ class Training:
             *("--trainer.max_epochs", "-1", "--trainer.max_time", "null", "--early_stopping", "null"),
             *("--snapshot_megabytes", "0", "--run", self.name, "--resume", "auto_or_new"),
         ]
+
+
+def _whole_path(name: str) -> str:
+    """Return the absolute path of a file or folder; a name of something else is returned as it is."""
+    return os.path.abspath(name) if os.path.exists(name) else name
 
 
 def stamps(name: str) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,6 +35,7 @@ BackendName = Literal["auto", "pytorch", "int8", "int4"]
 auto: the compiled program if it is built and gives the model's logits, else PyTorch. pytorch: always PyTorch.
 int8, int4: the compiled program, with matrices rounded to it."""
 Backend = Compiled | Forward
+AnyGPT = TypeVar("AnyGPT", bound=GPT)
 
 _POSITIONS = 4  # how many positions are compared, the last ones of each text
 _LEAST_CONTEXT = _POSITIONS + 2  # tokens; in a shorter context nothing can be compared
@@ -78,7 +79,7 @@ class _Result(NamedTuple):
 _results = WeakKeyDictionary[GPT, dict[BackendName, _Result]]()
 
 
-def for_decoding(model: GPT, precision: WeightPrecision | None = None) -> GPT:
+def for_decoding(model: AnyGPT, precision: WeightPrecision | None = None) -> AnyGPT:
     """Put a model into evaluation mode and its weights into a precision, and return it.
 
     None keeps the precision. int8 and int4 keep it too, as the engine rounds the weights when it is told to:

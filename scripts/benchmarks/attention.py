@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, E width, H heads, K width of a head.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from statistics import geometric_mean
 
@@ -85,8 +86,8 @@ def build(width: int, heads: int, tokens: int, precision: str) -> dict[str, Call
     }
     for module in modules.values():
         module.to(device)
-    calls = {name: (lambda module=module: module(x)) for name, module in modules.items()}
-    calls[SPLIT] = lambda: split(x)
+    calls: dict[str, Callable[[], Tensor]] = {name: partial(module, x) for name, module in modules.items()}
+    calls[SPLIT] = partial(split, x)
     torchs = modules["torch.nn.MultiheadAttention"]
     # is_causal without weights is its fastest path; the mask is only checked for its shape.
     options = {"attn_mask": split.mask, "is_causal": True, "need_weights": False}
@@ -102,4 +103,4 @@ def build(width: int, heads: int, tokens: int, precision: str) -> dict[str, Call
         x.grad = None
         synchronize(device)
 
-    return {name: lambda call=call: step(call) for name, call in calls.items()}
+    return {name: partial(step, call) for name, call in calls.items()}

@@ -69,7 +69,7 @@ def interleave(
     for call in candidates.values() if warm_up else ():
         call()
     for number in range(rounds):
-        for name in candidates if number % 2 else reversed(candidates):
+        for name in candidates if number % 2 else reversed(list(candidates)):
             before()
             began = time.perf_counter()
             result = candidates[name]()

@@ -22,7 +22,7 @@ from gpt.data.builtin import python_stdlib
 from gpt.data.module import TokenData, TrainLoader
 from gpt.data.prepare import prepare
 from gpt.data.prepared import Prepared
-from gpt.data.windows import Grid, TrainWindows
+from gpt.data.windows import Grid, TrainWindows, WeightedBatch
 from gpt.training.device import default_precision, keep_freed_memory
 
 SHAPES = [(12, 128), (12, 1024), (64, 1024)]
@@ -152,10 +152,19 @@ def peak_memory(folder: Path, megabytes: int, vocabulary: str) -> dict[str, Any]
 def input_wait(steps: int, rounds: int) -> float:
     """The fraction of a training loop that waits for batches, with the quick run's model."""
     keep_freed_memory()  # as `gpt fit` does
-    shape = {"vocab_size": 4096, "context_length": 128}  # of configs/quick.yaml
-    model = GPT(GPTConfig(**shape, emb_dim=128, num_heads=4, num_layers=2, exact_gelu=True))
+    config = GPTConfig(  # of configs/quick.yaml
+        vocab_size=4096, context_length=128, emb_dim=128, num_heads=4, num_layers=2, exact_gelu=True
+    )
+    model = GPT(config)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    loader = TokenData(**shape, vocabulary="learn", batch_size=12, shift=True).train_dataloader()
+    data = TokenData(
+        vocab_size=config.vocab_size,
+        context_length=config.context_length,
+        vocabulary="learn",
+        batch_size=12,
+        shift=True,
+    )
+    loader = data.train_dataloader()
     is_bfloat16 = default_precision("cpu") == "bf16-mixed"
 
     def measure() -> float:
@@ -164,8 +173,10 @@ def input_wait(steps: int, rounds: int) -> float:
         began = time.perf_counter()
         for _ in range(steps):
             asked = time.perf_counter()
-            x, y = next(batches)
+            batch = next(batches)
             waited += time.perf_counter() - asked
+            assert not isinstance(batch, WeightedBatch), "only examples have weights"
+            x, y = batch
             with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
                 loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
             loss.backward()

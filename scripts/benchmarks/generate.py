@@ -23,11 +23,13 @@ from gpt.generation.compiled import Compiled
 from gpt.generation.decoding import BackendName, backend_name, backend_of, suits_program
 from gpt.training.device import cpu_multiplies_bfloat16
 from gpt.weights.formats import gguf
+from gpt.weights.rounding import WeightPrecision
 
 # These are the bytes of a weight. With int4 the head, 31 % of GPT-2 small's weights, is in int8.
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.68}
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8", "int4": "int4"}
-LLAMA = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+BYTES: dict[WeightPrecision, float] = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.68}
+SHORT: dict[WeightPrecision, str] = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8", "int4": "int4"}
+LLAMA: dict[WeightPrecision, str] = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+PLAIN: tuple[WeightPrecision, ...] = ("float32", "bfloat16")  # which PyTorch computes with
 PAIRS = (
     ("this program", "llama.cpp", "vs_llamacpp"),
     ("this program", "transformers", "vs_transformers"),
@@ -47,14 +49,16 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
     new = 8 if quick else 64
     rounds = dict.fromkeys(ROUNDS, 2) if quick else ROUNDS
     rows = []
-    theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in ("float32", "bfloat16")}
-    plain = {kind: for_decoding(copy.deepcopy(model), kind) for kind in theirs}
+    theirs = {kind: their_model(config, getattr(torch, kind)).to(device) for kind in PLAIN}
+    plain = {kind: for_decoding(copy.deepcopy(model), kind) for kind in PLAIN}
     ready = {}
-    for name in BYTES if device == "cpu" else theirs:
+    for name in BYTES if device == "cpu" else PLAIN:
         ready[name] = for_decoding(copy.deepcopy(model), name)
         build_program(ready[name])
 
-    def race(count: int, longest: int, kinds: Collection[str], more: Candidates) -> dict[str, Timing]:
+    def race(
+        count: int, longest: int, kinds: Collection[WeightPrecision], more: Candidates
+    ) -> dict[str, Timing]:
         """Time all on prompts of which the shortest is half as long as the longest; their rows are added.
 
         PyTorch's ways are timed in the first of the kinds, our own only with short prompts.
@@ -153,13 +157,13 @@ def our_text(model: GPT, prompts: list[list[int]], new: int, backend: BackendNam
     generate(model, prompts, max_new_tokens=new, temperature=0, backend=backend)
 
 
-def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
+def their_files(programs: Path, folder: Path, model: GPT) -> dict[WeightPrecision, Path]:
     """The model in llama.cpp's format, in each of its precisions."""
     gguf.write(model.config, model.state_dict(), folder, Tokenizer(), None)
     files = {kind: folder / f"{name}.gguf" for kind, name in LLAMA.items()}
     (folder / "model.gguf").rename(files["float32"])
     for kind in list(files)[1:]:
-        command = [programs / "llama-quantize", files["float32"], files[kind], LLAMA[kind]]
+        command: list[str | Path] = [programs / "llama-quantize", files["float32"], files[kind], LLAMA[kind]]
         subprocess.run(command, check=True, capture_output=True)
     return files
 
@@ -167,7 +171,7 @@ def their_files(programs: Path, folder: Path, model: GPT) -> dict[str, Path]:
 def llama_seconds(programs: Path, file: Path, new: int) -> Seconds:
     """llama.cpp reads a prompt and writes `new` tokens; it times that itself, after loading the weights."""
     sizes = ("-p", "0", "-n", "0", "-pg", f"{PROMPT},{new}", "-r", "1", "-t", str(torch.get_num_threads()))
-    command = [programs / "llama-bench", "-m", file, *sizes, "-o", "json"]
+    command: list[str | Path] = [programs / "llama-bench", "-m", file, *sizes, "-o", "json"]
     told = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     return Seconds(json.loads(told)[0]["avg_ns"] / 1e9)
 

@@ -146,8 +146,8 @@ def draw(rows: list[dict[str, Any]], curve: Curve, path: Path) -> None:
         *zip(*ours, strict=True), "o-", color=blue, markersize=8, label="ours, each point a run of its own"
     )
     for seconds, bits in [points[name] for name in points if not name.startswith("ours")] + ours:
-        place = {"xytext": (0, 9), "ha": "center", "textcoords": "offset points"}
-        axes.annotate(f"{bits:.2f}", (seconds, bits), **place)
+        label = f"{bits:.2f}"
+        axes.annotate(label, (seconds, bits), xytext=(0, 9), ha="center", textcoords="offset points")
     axes.set(xlabel="seconds of the whole process", ylabel="held-out bits per byte (lower is better)")
     axes.set_xlim(left=0)
     axes.set_ylim(top=1.4 * points["nanoGPT"][1])  # its first validation is far above

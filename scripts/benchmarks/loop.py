@@ -14,6 +14,7 @@ from benchmarks.common import Report, Timing, say, synchronize, timed_rows
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt.data.module import TokenData
+from gpt.data.windows import WeightedBatch
 from gpt.run.fit import assemble, prepare_process
 from gpt.run.start import start
 from gpt.training.module import LanguageModel
@@ -61,9 +62,11 @@ def _bare_loop(module: LanguageModel, data: TokenData, steps: int, device: str) 
     module.train()
     began = time.perf_counter()
     for _ in range(steps):
-        batch = [part.to(device, non_blocking=True) for part in next(batches)]
+        batch = next(batches)
+        assert not isinstance(batch, WeightedBatch), "only examples have weights"
+        moved = tuple(part.to(device, non_blocking=True) for part in batch)
         with autocast:
-            loss = module.loss(batch)
+            loss = module.loss(moved)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
         optimizer.step()

@@ -8,7 +8,7 @@ the allocator to keep freed memory. A peer runs eager or compiled, whichever is 
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,7 +118,7 @@ def measure(peer: str, compiled: bool, folder: str, precision: str, batch: int, 
     print(statistics.median(seconds[2:]))  # the first ones compile and fill caches
 
 
-def faster(kinds: dict[bool, Callable[[], Callable[[], object]]]) -> bool:
+def faster(kinds: Mapping[bool, Callable[[], Callable[[], object]]]) -> bool:
     """Whether the compiled one is."""
     seconds = {}
     for kind, build in kinds.items():
@@ -161,7 +161,7 @@ def step_of(
         module.to(device)
         if compiled:
             compile_model(module)
-        optimizer = build_optimizer(module.model, recipe)
+        optimizer: torch.optim.Optimizer = build_optimizer(module.model, recipe)
     else:
         module = model_of(peer, context, folder).to(device)
         forward = torch.compile(module) if compiled else module

@@ -116,7 +116,6 @@ def _fork(
         sys.stderr.flush()
         Path(f"status.{rank}").write_text(str(status), encoding="utf-8")
         os._exit(status)
-    return 0
 
 
 def _as_torchrun(processes: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
@@ -36,10 +37,9 @@ class Reporting(DDPStrategy):
 
 if __name__ == "__main__":
     backend, report, *arguments = sys.argv[1:]
-    distributed.DDPStrategy = partial(  # type: ignore[misc, assignment]
-        Reporting, Path(report), process_group_backend=backend
-    )
-    status = main(arguments)
+    reporting = partial(Reporting, Path(report), process_group_backend=backend)
+    with patch.object(distributed, "DDPStrategy", reporting):
+        status = main(arguments)
     if torch.distributed.is_initialized():  # its threads must not outlive the interpreter: that can abort
         torch.distributed.destroy_process_group()
     sys.exit(status)

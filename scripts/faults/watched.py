@@ -54,9 +54,10 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         path, mode, flags = arguments
         if mode is None:  # os.open
-            writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+            writes = isinstance(flags, int) and flags & writing != 0
         else:
-            writes = set(mode) & set("wax+")
+            writes = not set(mode).isdisjoint("wax+")
         # The event does not tell the folder that a plain name is opened in without following a link: what is
         # made there is seen as it is renamed.
         within = isinstance(flags, int) and flags & getattr(os, "O_NOFOLLOW", 0) and os.sep not in str(path)

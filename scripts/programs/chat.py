@@ -17,7 +17,7 @@ from gpt.generation import Sampling, stream_samples
 from gpt.serve.app import create_app
 from gpt.share.file import write as write_page
 from gpt.text.template import DEFAULT_TEMPLATE
-from gpt.weights.commands import write_export
+from gpt.weights.commands import FolderFormat, write_export
 from gpt.weights.load import StoredModel
 
 ANSWERS = {
@@ -66,7 +66,7 @@ def model_of(found: StoredModel) -> GPT:
     return GPT.from_weights(found.config, found.weights).eval()
 
 
-def chat_export(place: Place, form: str) -> Path:
+def chat_export(place: Place, form: FolderFormat) -> Path:
     """The folder of the chat model's export, which is written once."""
     folder = place.folder / f"chat-{form}"
     if not folder.exists():
@@ -96,8 +96,9 @@ def chat_here_and_over_http(place: Place) -> None:
     equal(EXPECTED, asyncio.run(ask(create_app(model, TOKENIZER, name="chat", template=DEFAULT_TEMPLATE))))
     for question, answer in ANSWERS.items():
         ids = DEFAULT_TEMPLATE.prompt(TOKENIZER, conversation(question))
-        settings = {"max_new_tokens": MOST, "sampling": Sampling(temperature=0)}
-        equal(answer, "".join(piece for _, piece in stream_samples(model, TOKENIZER, ids, **settings)))
+        greedy = Sampling(temperature=0)
+        pieces = stream_samples(model, TOKENIZER, ids, sampling=greedy, max_new_tokens=MOST)
+        equal(answer, "".join(piece for _, piece in pieces))
 
 
 @guest("transformers")

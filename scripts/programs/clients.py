@@ -33,7 +33,7 @@ def openai_client(place: Place) -> None:
     import openai
 
     client = openai.OpenAI(base_url=f"{place.address}/v1", api_key="none", max_retries=0)
-    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
+    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": NEW, "temperature": 0}
     equal(place.text, client.completions.create(**asked).choices[0].text)
     streamed = client.completions.create(**asked, stream=True)
     equal(place.text, "".join(part.choices[0].text for part in streamed if part.choices))

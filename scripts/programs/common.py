@@ -12,7 +12,7 @@ from benchmarks.common import listening
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.generation import Sampling, stream_samples
 from gpt.serve.app import create_app
-from gpt.weights.commands import write_export
+from gpt.weights.commands import FolderFormat, write_export
 from gpt.weights.load import StoredModel
 
 PROMPT = "The quick brown fox jumps over"
@@ -77,7 +77,7 @@ class Place:
         pieces = stream_samples(self.model, self.tokenizer, PROMPT, sampling=greedy, max_new_tokens=NEW)
         return "".join(piece for _, piece in pieces)
 
-    def export(self, form: str) -> Path:
+    def export(self, form: FolderFormat) -> Path:
         """The folder of an export, which is written once."""
         folder = self.folder / form
         if not folder.exists():
@@ -108,7 +108,7 @@ def make_place(folder: Path) -> Iterator[Place]:
 
 def greedy(model: GPT, ids: list[int]) -> list[int]:
     """The ids that `generate` adds."""
-    return generate(model, [ids], max_new_tokens=NEW, temperature=0)[0][len(ids) :]
+    return list(generate(model, [ids], max_new_tokens=NEW, temperature=0)[0][len(ids) :])
 
 
 def equal(ours: object, theirs: object) -> None:

@@ -1,11 +1,16 @@
 """Programs that change, compile or export a PyTorch module."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from programs.common import NEW, Place, close, equal, greedy, guest
 from torch import Tensor, nn
 
 from gpt import GPT
 from gpt.weights.adapters import LAYERS
+
+if TYPE_CHECKING:
+    from peft import PeftMixedModel, PeftModel
 
 
 def greedy_by_forward(model: nn.Module, ids: list[int], number: int = NEW) -> list[int]:
@@ -17,7 +22,7 @@ def greedy_by_forward(model: nn.Module, ids: list[int], number: int = NEW) -> li
     return ids[-number:]
 
 
-def add_lora(model: GPT) -> nn.Module:
+def add_lora(model: GPT) -> "PeftModel | PeftMixedModel":
     """peft's adapters with random weights."""
     import peft
 
