@@ -132,11 +132,11 @@ def test_every_block_runs_in_order(folder):
         interpreter = ("sh", "-ec") if language == "bash" else (sys.executable, "-c")
         err = run(folder, *interpreter, block)
         assert "curl " not in block or "status 200" in err
-    mine = folder / "runs" / "mine"
-    assert json.loads((mine / "summary.json").read_text("utf-8"))["steps"] == 6  # README resumes it for more
+    resumed = folder / "runs" / "steps"
+    assert json.loads((resumed / "summary.json").read_text("utf-8"))["steps"] == 6  # README resumes it for more
     (holds,) = re.findall(r"`runs/NAME/` holds (.*?) \(", README, re.S)
     names = re.findall(r"`([\w.]+)/?`", holds)
-    assert len(names) == 7 and [name for name in names if not (mine / name).exists()] == []
+    assert len(names) == 7 and [name for name in names if not (resumed / name).exists()] == []
 
 
 @pytest.mark.slow
