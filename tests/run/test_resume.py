@@ -157,6 +157,18 @@ def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
     assert (run / "checkpoints" / "last.safetensors.broken").is_file()
 
 
+def test_auto_skips_a_checkpoint_whose_header_is_damaged(whole, workplace, capsys):
+    """The tensors and the header's own JSON are intact, and the JSON of the run in it is not."""
+    run = killed(whole, 18)
+    last = run / "checkpoints" / "last.safetensors"
+    shutil.copy(whole / "checkpoints" / "step-9.safetensors", run / "checkpoints" / "step-9.safetensors")
+    last.write_bytes(last.read_bytes().replace(b'\\"step\\":18', b'\\"step\\";18'))
+    assert gpt("fit --resume auto --run cut") == 0
+    assert "skipped runs/cut/checkpoints/last.safetensors, which is broken" in capsys.readouterr().err
+    assert result(run) == result(whole)
+    assert (run / "checkpoints" / "last.safetensors.broken").is_file()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
