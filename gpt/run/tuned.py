@@ -45,7 +45,11 @@ def tuned(options_given: Given, minutes: float | None) -> Origin:
     options = _on_weights(options_of(values), weights)
     report(*_positions_line(weights.config.context_length, options.model.config.context_length))
     return Origin(
-        options=options, tokenizer=weights.tokenizer, weights=HandedOn(weights), text=HandedOn(text)
+        options=options,
+        tokenizer=weights.tokenizer,
+        weights=HandedOn(weights),
+        text=HandedOn(text),
+        chose_early_stopping="early_stopping" not in given,
     )
 
 
