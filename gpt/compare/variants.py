@@ -115,7 +115,11 @@ def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
         variants.append(Variant(part.name, chosen, part.source or variants[0].source))
     names = [variant.name for variant in variants]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"two variants are {shown(twice)}: expected variants that differ")
+        one, other, *_ = (variant for variant in variants if variant.name == twice)
+        if one == other:
+            raise InputError(f"two variants are {shown(twice)}: expected variants that differ")
+        how = "give one of them a config or folder of another name"
+        raise InputError(f"two variants differ, and both are called {shown(twice)}: {how}")
     return tuple(variants)
 
 

@@ -425,6 +425,20 @@ def test_another_comparison_is_not_replaced(workplace):
         compare(LR.split(), "other.txt", 3, 7, 50, None, machine)
 
 
+@pytest.mark.parametrize(("first", "second"), [("a/my.yaml", "b/my.yaml"), ("a/copy", "b/copy")])
+def test_a_comparison_of_other_files_of_the_same_names_is_not_replaced(first, second, workplace):
+    for folder in ("a/copy/gpt", "b/copy/gpt"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "__init__.py").touch()
+    machine = Pretended(noisy())
+    folder = compare(["quick", first], "my.txt", 2, 7, None, None, machine)
+    before = (folder / "result.json").read_bytes()
+    with pytest.raises(InputError, match="of a comparison with other variants: give this one another --name"):
+        compare(["quick", second], "my.txt", 2, 7, None, None, machine)
+    assert (folder / "result.json").read_bytes() == before
+    assert compare(["quick", first], "my.txt", 2, 7, None, None, machine) == folder
+
+
 def test_seeds_add_to_a_result_and_other_ones_have_their_own_folder():
     """Fewer of them would replace the result of more."""
     machine = Pretended(noisy())
