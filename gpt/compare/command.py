@@ -61,7 +61,7 @@ def compare(
     candidates = candidates_of(variants, runner)
     design = Design(
         candidates=tuple(candidates),
-        texts=texts_of(texts or candidates[0].options["data"]["corpus"]),
+        texts=texts_of(texts) if texts else (Text.of(candidates[0].options["data"]["corpus"]),),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         steps=steps_of(steps, candidates[0]),
     )

@@ -308,6 +308,14 @@ def test_a_base_without_steps_needs_them():
     assert compared(machine, LR, steps=8)["steps"] == 8
 
 
+def test_a_comma_divides_texts_of_the_command_line_and_no_name_of_a_config():
+    Path("a, b.txt").write_text("some text", "utf-8")
+    machine = Pretended(noisy(), {"quick": {"data": {**OPTIONS["data"], "corpus": "a, b.txt"}}})
+    assert compared(machine, LR)["texts"] == [os.path.abspath("a, b.txt")]
+    texts = compared(machine, LR, texts="my.txt,other.txt")["texts"]
+    assert texts == [os.path.abspath(name) for name in ("my.txt", "other.txt")]
+
+
 def test_two_processes_do_not_use_one_folder():
     machine = Pretended(noisy())
     train = machine.train
