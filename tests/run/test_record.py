@@ -107,6 +107,15 @@ def test_a_logger_that_cannot_start_leaves_a_finished_run_as_it_is(workplace, mo
     assert summary("r")["steps"] == 4
 
 
+def test_a_logger_that_cannot_start_costs_a_rewound_run_no_snapshot(workplace, monkeypatch):
+    assert fit(SHORT, "--checkpoint_every 1 --keep_checkpoints 9") == 0
+    before = sorted(os.listdir("runs/r/snapshots"))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    rewound = "fit --resume runs/r/checkpoints/step-2.safetensors"
+    assert gpt(f"{rewound} --trainer.logger wandb") == 2
+    assert sorted(os.listdir("runs/r/snapshots")) == before != []
+
+
 @pytest.mark.slow
 def test_weights_and_biases_offline(workplace):
     """In a process of its own: Weights & Biases writes its record when the process ends."""
