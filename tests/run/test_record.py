@@ -170,6 +170,13 @@ def test_the_speed_is_that_of_training(record, clock, tmp_path, capsys):
     assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]
 
 
+def test_tokens_are_written_to_the_last_one(record, clock, tmp_path):
+    record.run.place = 123_456_789
+    advance(record, clock, 10)
+    head, row = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
+    assert row[head.index("tokens")] == str(16 * (123_456_789 + 40)) == str(record.tokens)
+
+
 def test_the_speed_after_a_resume_is_that_of_the_updates_since(clock, tmp_path):
     """Each has 64 tokens. Before, an update had 16."""
     with Claim() as claim:
