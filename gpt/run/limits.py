@@ -263,6 +263,8 @@ class Limits:
         if self._time:
             in_time = End(self._in_time(self._time, elapsed), self._time.name)
             self._take(min(self._fixed, self._parts.end, self._cooled, in_time, key=lambda end: end.step))
+            if self._end == in_time and self.run.step >= in_time.step:  # no part follows, also after a resume
+                self.run.is_part = False
 
     def _in_time(self, time: TimeLimit, elapsed: float) -> int:
         """Return the last update in time; while nothing is known of the speed, the plan's guess."""

@@ -189,6 +189,14 @@ def test_a_run_that_ended_after_a_part_of_its_time_has_no_further_part():
     assert not run.part.is_part
 
 
+def test_a_run_whose_time_ended_inside_a_part_is_whole_when_it_is_resumed():
+    run = Run(planned(**A_PART), interval=100, minute=85.0)
+    run.train(lambda _: 0.5)
+    assert run.part.step == pytest.approx(170, abs=1)
+    assert run.limits.why() == TIME
+    assert not run.part.is_part
+
+
 ENDED = {
     "steps": (
         {"max_steps": 9, "max_epochs": 9},
