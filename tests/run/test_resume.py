@@ -11,6 +11,7 @@ from rewritten import retold, rewritten
 from safetensors.torch import load_file
 from tiny_runs import COMMAND, checkpoint, fit, gpt, killed, result, run_in
 
+from gpt.run.start import start
 from gpt.weights.checkpoint import read, write
 
 
@@ -45,6 +46,16 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert saved["model"]["optimizer"]["lr"] == 0.0125
     assert checkpoint(run).config.window_dropout
+
+
+def test_null_in_a_file_chooses_no_other_precision(mine, workplace, capsys):
+    """`--print_config` writes it for a precision that the machine chooses."""
+    Path("printed.yaml").write_text("trainer: {precision: null}\n", "utf-8")
+    assert gpt("fit --resume runs/mine --config printed.yaml --trainer.max_steps 3") == 0
+    assert "changed trainer.precision" not in capsys.readouterr().err
+    assert checkpoint("mine").run.options["trainer"]["precision"] == "32-true"
+    chosen = start("fit", ["--resume", "runs/mine", "--trainer.precision", "null"])
+    assert chosen.options.trainer.precision is None
 
 
 FIXED = ["model.config.emb_dim 64", "model.optimizer.name adamw", "data.vocabulary gpt2:299"]
