@@ -69,3 +69,5 @@ def test_names_of_folders():
     assert slug("../a b/") == "a-b"
     assert slug("///") == "x"
     assert len(slug("a" * 300)) == 60
+    assert slug("é" * 300) == "é" * 30
+    assert slug("a" + "语" * 300) == "a" + "语" * 19
