@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from gpt.compare.picture import draw
-from gpt.compare.result import Design, as_json, lines
+from gpt.compare.result import Design, as_json, described, lines
 from gpt.compare.runner import Processes, Runner, candidates_of, train_all
 from gpt.compare.trainings import Candidate, Text
 from gpt.compare.variants import Variant, parse_variants, slug
@@ -61,7 +61,7 @@ def compare(
     candidates = candidates_of(variants, runner)
     design = Design(
         candidates=tuple(candidates),
-        texts=texts_of(texts or candidates[0].options["data"]["corpus"]),
+        texts=texts_of(texts) if texts else (Text.of(candidates[0].options["data"]["corpus"]),),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         steps=steps_of(steps, candidates[0]),
     )
@@ -118,6 +118,7 @@ def folder_of(name: str) -> Path:
 def check_folder(folder: Path, design: Design) -> None:
     """Raise InputError if the folder has the result of another comparison, which would be replaced.
 
+    Variants are others if they have other names, words or sources. A file that was edited is the same one.
     A comparison may be given more seeds. One with a --name may be given anything else: it keeps the runs that
     it has.
     """
@@ -126,9 +127,10 @@ def check_folder(folder: Path, design: Design) -> None:
         return
     try:
         earlier = parse_json(path.read_text(encoding="utf-8"))
-        names = [variant["name"] for variant in earlier["variants"]]
+        present = [described(candidate.variant) for candidate in design.candidates]
+        before = [{name: variant[name] for name in present[0]} for variant in earlier["variants"]]
         differs = {
-            "variants": names != [candidate.variant.name for candidate in design.candidates],
+            "variants": before != present,
             "texts": earlier["texts"] != [text.corpus for text in design.texts],
             "steps": earlier["steps"] != design.steps,
             "seeds": not set(earlier["seeds"]) <= set(design.seeds),

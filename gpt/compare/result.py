@@ -8,6 +8,7 @@ from statistics import fmean
 from gpt.compare.interval import Interval, Table, paired_interval
 from gpt.compare.outcomes import Outcome
 from gpt.compare.trainings import Candidate, Text, Training
+from gpt.compare.variants import Variant
 from gpt.plain import JsonObject
 from gpt.progress import aligned
 
@@ -181,9 +182,7 @@ def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
         measured = None if candidate is design.base else difference(design, outcomes, candidate)
         variants.append(
             {
-                "name": candidate.variant.name,
-                "words": list(candidate.variant.words),
-                "source": str(candidate.variant.source),
+                **described(candidate.variant),
                 "same_steps": _fractions(measured.bits) if measured else None,
                 "milliseconds": _fractions(measured.time) if measured else None,
                 "same_time": _fractions(measured.equal_time) if measured else None,
@@ -208,6 +207,11 @@ def as_json(design: Design, outcomes: Outcomes) -> JsonObject:
             for training, outcome in outcomes.items()
         ],
     }
+
+
+def described(variant: Variant) -> JsonObject:
+    """Return for JSON what tells one variant from another."""
+    return {"name": variant.name, "words": list(variant.words), "source": str(variant.source)}
 
 
 def _finite(value: float) -> float | None:

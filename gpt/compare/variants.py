@@ -14,7 +14,7 @@ from gpt.plain import shown
 BETWEEN = "vs"
 OUR_SOURCE = Path(__file__).resolve().parents[2]
 """The folder that holds the running package."""
-_LONGEST_NAME = 60  # characters of a folder's name
+_LONGEST_NAME = 60  # bytes in UTF-8; a folder's name joins several, and may have 255
 HELD_OUT = tuple(field.name for field in fields(Reading))
 """Options of `data` that decide which text is held out. Scores on different texts cannot be compared."""
 _USUAL_CONFIG = ("--config", "quick")  # without a config `gpt fit` would plan for a time
@@ -115,7 +115,11 @@ def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
         variants.append(Variant(part.name, chosen, part.source or variants[0].source))
     names = [variant.name for variant in variants]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"two variants are {shown(twice)}: expected variants that differ")
+        one, other, *_ = (variant for variant in variants if variant.name == twice)
+        if one == other:
+            raise InputError(f"two variants are {shown(twice)}: expected variants that differ")
+        how = "give one of them a config or folder of another name"
+        raise InputError(f"two variants differ, and both are called {shown(twice)}: {how}")
     return tuple(variants)
 
 
@@ -159,4 +163,6 @@ def named_options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 def slug(name: str) -> str:
     """Return a name that can be a folder's."""
-    return re.sub(r"[^\w.=-]+", "-", name).strip("-.")[:_LONGEST_NAME] or "x"
+    plain = re.sub(r"[^\w.=-]+", "-", name).strip("-.")
+    cut = plain.encode("utf-8", "replace")[:_LONGEST_NAME]
+    return cut.decode("utf-8", "ignore") or "x"  # without half a character at the end

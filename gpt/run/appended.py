@@ -52,6 +52,7 @@ def kept_rows(folder: RunFolder, run: RunPart) -> bytes:
     The saved CRC-32 identifies it: in this file, or in one that was set aside when the run was resumed from
     an older checkpoint. If no file matches (its columns have changed since, or an earlier version saved no
     CRC-32), it is the complete rows up to the step.
+    A new run has saved no byte, whose CRC-32 is 0: it keeps nothing of a file that is there.
     """
     for data in _records(folder, "metrics.csv"):
         if zlib.crc32(data[: run.csv]) == run.csv_sum:

@@ -13,14 +13,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import NoneType
+from typing import NamedTuple, TypeVar, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser
 
 from gpt.errors import InputError, did_you_mean
 from gpt.files import shipped
 from gpt.help import HelpFormatter, value_name
-from gpt.plain import Json, JsonObject, check_option, check_options, parse_yaml, with_first
+from gpt.plain import Json, JsonObject, check_option, check_options, kind_in_words, parse_yaml, with_first
 from gpt.run.options import OPTIONS, Options, StartOptions
 
 T = TypeVar("T")
@@ -35,7 +36,11 @@ The run decides all options that are not given."""
 
 @dataclass(frozen=True)
 class Given:
-    """The options that a start was given."""
+    """The options that a start was given.
+
+    None stands for null, which only an option whose type allows it can be given. In `all` it overrides files
+    like any other value; it asks for nothing, so `asked` leaves it out.
+    """
 
     own: Values
     """Those of the command line, with `config` and `print_config`."""
@@ -44,12 +49,12 @@ class Given:
 
     @property
     def all(self) -> Values:
-        """All of them; the command line's override those of files. None stands for a typed null."""
+        """All of them; the command line's override those of files."""
         return {**self.files, **self.own}
 
     @property
     def asked(self) -> Values:
-        """Those that are not null, which stands for the default."""
+        """Those that are not null."""
         return {name: value for name, value in self.all.items() if value is not None}
 
 
@@ -125,9 +130,12 @@ def scan(arguments: list[str], command: str) -> Given:
 def typed(values: Values) -> Values:
     """Flatten a file's nested values to dotted names; InputError for a value of the wrong type."""
     flat = dict(_flat(values))
-    for name in flat:
+    for name, value in flat.items():
         if name not in OPTIONS:
             raise _unknown(name)
+        kind = OPTIONS[name].kind
+        if value is None and NoneType not in get_args(kind):  # jsonargparse takes null for any type
+            raise InputError(f"--{name}: expected {kind_in_words(kind)}, got null")
     try:
         return vars(_parser("fit").parse_object(values, defaults=False).as_flat())
     except ArgumentError:

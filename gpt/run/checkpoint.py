@@ -59,6 +59,8 @@ class Checkpoints:
         | `last`              | stays                               | stays                               |
         | an older checkpoint | is set aside, the older one follows | is set aside if a later step set it |
         | nothing, a new run  | is set aside, if there is a file    | is set aside, if there is a file    |
+
+        What is set aside and broken gets a name that ends in `.broken`, under which nothing looks for it.
         """
         self.files.remove_unfinished()
         newest = self._newest()

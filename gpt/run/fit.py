@@ -101,7 +101,9 @@ def assemble(origin: Origin) -> Training:
     """Build all parts of a run and prepare its text, so that errors appear before its folder is made."""
     options, module, data = build(origin)
     if options.early_stopping and not data.prepared.counts["val"].tokens:
-        raise InputError("early_stopping needs held-out text: give a --data.val_fraction above 0")
+        if not origin.chose_early_stopping:
+            raise InputError("early_stopping needs held-out text: give a --data.val_fraction above 0")
+        options = replace(options, early_stopping=None)
     loop = Loop(options, module, data, origin)
     trainer = new_trainer(options, data, [loop], batches_per_update(options))
     return Training(options, module, data, loop, trainer)

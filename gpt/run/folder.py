@@ -117,6 +117,8 @@ def folder_to_restart(name: str) -> Path:
 
 def folder_of_checkpoint(checkpoint: Path) -> Path | None:
     """Return the folder of the run that a checkpoint belongs to; None if the checkpoint was moved away."""
+    if checkpoint.parent.parent.name in ("", ".."):  # named from inside the run's folder, without its name
+        checkpoint = Path(os.path.abspath(checkpoint))  # which follows no links
     folder = run_of(checkpoint) or checkpoint.parent
     return folder if is_run(folder) else None
 

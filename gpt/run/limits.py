@@ -40,10 +40,11 @@ _LONGER = 1.2  # a further part must allow at least this many times the updates
 
 @dataclass(frozen=True)
 class End:
-    """The last update that a limit allows, and the words that name the limit."""
+    """The last update that a limit allows, the words that name the limit, and the option that raises it."""
 
     step: int
     why: str
+    option: str = "trainer.max_steps"
 
 
 _NO_END = End(_ENDLESS, "")
@@ -110,6 +111,16 @@ class Limits:
 
     They keep `run.total`, the run's number of updates, up to date, and tell in `why()` what ends the run.
 
+    What a checkpoint of a plan's run says of its end:
+
+    | the run, when it was saved      | `is_part` | `total` ends     | a resume                         |
+    | ------------------------------- | --------- | ---------------- | -------------------------------- |
+    | in a part that is not the last  | True      | this part        | counts the time, may begin parts |
+    | in the last or the only part    | False     | the time         | makes the updates up to `total`  |
+    | ended                           | False     | with this update | makes none                       |
+
+    Until the speed is known, `_guess` stands for the updates in time: the plan's, or the `total` of a part.
+
     Args:
         options: the run's options; their limits count over all resumes.
         run: where the run stands. A resumed run makes as many updates as its checkpoint says, unless its
@@ -146,7 +157,7 @@ class Limits:
     def set_steps_and_epochs(self, windows_per_epoch: int, windows_per_update: int) -> None:
         """Turn the limits of steps and epochs into one of updates, which have their present size."""
         if self._guess is not None:
-            self._take(End(self._guess, "a guess"))
+            self._take(End(self._guess, "a part of the time" if self.run.is_part else "as planned"))
             return
         self._fixed = first_of_steps_and_epochs(
             self.options.trainer, self.run, windows_per_epoch, windows_per_update
@@ -157,7 +168,7 @@ class Limits:
         """Raise Stopped if no update is left."""
         if self.run.step >= self.run.total:
             done = f"all {self.run.step} steps are done ({self.why()})"
-            raise Stopped(f"{done}: ask for more with --trainer.max_steps", 0)
+            raise Stopped(f"{done}: ask for more with --{self._end.option}", 0)
 
     def begin(self, left: float | None = None) -> None:
         """Print the plan and begin to count the time. With a deadline, `left` seconds remain until it."""
@@ -252,6 +263,8 @@ class Limits:
         if self._time:
             in_time = End(self._in_time(self._time, elapsed), self._time.name)
             self._take(min(self._fixed, self._parts.end, self._cooled, in_time, key=lambda end: end.step))
+            if self._end == in_time and self.run.step >= in_time.step:  # no part follows, also after a resume
+                self.run.is_part = False
 
     def _in_time(self, time: TimeLimit, elapsed: float) -> int:
         """Return the last update in time; while nothing is known of the speed, the plan's guess."""
@@ -299,7 +312,8 @@ def first_of_steps_and_epochs(
             ends.append(End(run.total, "as planned at its last save"))
     if options.max_epochs > 0:
         left = options.max_epochs * windows_per_epoch - run.place
-        ends.append(End(run.step + math.ceil(left / windows_per_update), f"max_epochs {options.max_epochs}"))
+        last = run.step + math.ceil(left / windows_per_update)
+        ends.append(End(last, f"max_epochs {options.max_epochs}", "trainer.max_epochs"))
     return min(ends, key=lambda end: end.step)
 
 

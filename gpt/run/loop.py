@@ -159,7 +159,7 @@ class Loop(Callback):
         """Open what the run is logged to, which may take seconds or fail. Then the run goes on."""
         assert self.store is not None  # this is the first process
         self._loggers = open_loggers(self.options.trainer.logger, self.store.files, self.run)
-        self.store.remove_summary()
+        self.store.remove_later(self.run)
 
     # -- between two batches
 

@@ -56,6 +56,8 @@ class Origin:
     """When the process began, in seconds by `time.perf_counter`; 0 in a resumed run."""
     minutes: float | None = None
     """Minutes after `began` when the run has to end."""
+    chose_early_stopping: bool = False
+    """Whether early stopping is a default, which holds only where text is held out."""
     claim: Claim = field(default_factory=Claim, compare=False)
     """The folder that this process has locked."""
 

@@ -181,10 +181,15 @@ class Record:
 
     def _row(self, figures: dict[str, float]) -> None:
         figures = {"step": self.run.step, "tokens": self.tokens, "seconds": self.elapsed(), **figures}
-        cells = (f"{figures[name]:.8g}" if name in figures else "" for name in self._columns)
+        cells = (_cell(figures[name]) if name in figures else "" for name in self._columns)
         self._metrics.append(f"{','.join(cells)}\n")
         for logger in self._loggers:
             logger.log_metrics(figures, step=self.run.step)
+
+
+def _cell(value: float) -> str:
+    """Return a number for metrics.csv: a count with all its digits, anything else with eight."""
+    return str(value) if isinstance(value, int) else f"{value:.8g}"
 
 
 def scores(figures: dict[str, float]) -> str:

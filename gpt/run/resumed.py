@@ -73,6 +73,8 @@ def resumed(command: str, options_given: Given, checkpoint: Checkpoint) -> Origi
     run = checkpoint.run or RunPart()
     own = options_given.own
     given = options_given.all
+    if "trainer.precision" not in own and given.get("trainer.precision") is None:
+        given.pop("trainer.precision", None)  # null in a file: the machine chooses, and it has chosen
     folder = folder_of_checkpoint(path)
     if folder and own.get("run", folder.name) != folder.name:
         raise InputError(f"--run {own['run']} is not the run that is resumed, {folder}: leave --run out")

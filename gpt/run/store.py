@@ -24,7 +24,7 @@ from gpt.weights.runs import checkpoints_of
 
 
 class Store:
-    """The folder of a run, cleared of what does not belong to the past of `run`.
+    """The folder of a run. `remove_later` clears it of what does not belong to the past of `run`.
 
     Args:
         files: the locked folder, see `locked_folder`.
@@ -56,7 +56,6 @@ class Store:
             report(f"{new_best}: the best checkpoint begins again")
             self.checkpoints.begin_best_again()
         self.snapshots = Snapshots(files, options.snapshot_megabytes)
-        self.snapshots.remove_after(run.step)
         self.write_config(run)
         rank = module.options.lora.rank
         is_new = origin.checkpoint is None
@@ -67,8 +66,12 @@ class Store:
             adapters=self._adapters(module, rank, is_new) if rank else None,
         )
 
-    def remove_summary(self) -> None:
-        """Remove the summary of a run that had ended and goes on."""
+    def remove_later(self, run: RunPart) -> None:
+        """Remove later snapshots, and the summary of a run that had ended and goes on.
+
+        They are gone for good, so this comes after all that can keep the run from beginning.
+        """
+        self.snapshots.remove_after(run.step)
         if has_ended(self.files):
             self.files.top.remove("summary.json")
 

@@ -30,7 +30,11 @@ _ADAPTERS = 8  # rank of the adapters that are tuned where memory is too small f
 
 
 def tuned(options_given: Given, minutes: float | None) -> Origin:
-    """Return the origin of a run that tunes the weights `model.init_from`; `minutes` limit its time."""
+    """Return the origin of a run that tunes the weights `model.init_from`; `minutes` limit its time.
+
+    A later source overrides an earlier one: the recipe of a tuning, unless a --config is given; the defaults
+    for weights of this size; the weights' template; what is given. What the weights decide comes last.
+    """
     given = {name: value for name, value in options_given.all.items() if not _is_of_shape(name)}
     options_of(given)  # report errors before the weights are read
     weights = read_weights(given["model.init_from"])
@@ -45,7 +49,11 @@ def tuned(options_given: Given, minutes: float | None) -> Origin:
     options = _on_weights(options_of(values), weights)
     report(*_positions_line(weights.config.context_length, options.model.config.context_length))
     return Origin(
-        options=options, tokenizer=weights.tokenizer, weights=HandedOn(weights), text=HandedOn(text)
+        options=options,
+        tokenizer=weights.tokenizer,
+        weights=HandedOn(weights),
+        text=HandedOn(text),
+        chose_early_stopping="early_stopping" not in given,
     )
 
 

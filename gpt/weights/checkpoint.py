@@ -230,13 +230,9 @@ def read_model(path: StrPath) -> Checkpoint:
 def _read(path: Path, with_state: bool) -> Checkpoint:
     with _opened(path) as name:
         texts = _metadata(path, name)
-        try:
+        with _damage_told(path):
             tensors = _intact_tensors(name, texts, with_state)
             model, run, unknown = _parts(texts)
-        except OSError:
-            raise
-        except Exception as error:  # a damaged file can raise anything
-            raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
     return Checkpoint(path=path, tensors=tensors, model=model, run=run, unknown=unknown)
 
 
@@ -288,10 +284,26 @@ def write(file: IO[bytes], tensors: Mapping[str, Tensor], model: ModelPart, run:
 
 
 def parts_of(path: Path) -> tuple[ModelPart, RunPart | None]:
-    """Read the header of a checkpoint or snapshot; InputError for a file that is neither."""
+    """Read the header of a checkpoint or snapshot; InputError for a file that is neither, or damaged there.
+
+    The error is a LaterFormat for a file of a later version.
+    """
     with _opened(path) as name:
-        model, run, _ = _parts(_metadata(path, name))
+        texts = _metadata(path, name)
+        with _damage_told(path):
+            model, run, _ = _parts(texts)
     return model, run
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Raise InputError, which names the file, for whatever its contents raise."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
 
 
 @contextmanager

@@ -49,7 +49,10 @@ def newest_run() -> Path | None:
 
 
 def order_of(path: Path) -> Order:
-    """Return the order of a checkpoint, reading only its header; InputError if it is no checkpoint."""
+    """Return the order of a checkpoint, reading only its header.
+
+    Raises the errors of `parts_of`, and InputError for a snapshot.
+    """
     _, run = parts_of(path)
     if run is None:
         raise InputError(f"{path} is a snapshot, which holds only weights")
@@ -97,7 +100,10 @@ def model_name(given: StrPath | None, path: Path) -> str:
 
 
 def _orders(run: Path) -> tuple[dict[Path, Order], list[Path]]:
-    """Return the order of each checkpoint of a run, and the checkpoints whose header cannot be read."""
+    """Return the order of each checkpoint of a run, and the checkpoints whose header cannot be read.
+
+    Those of a later version are among the latter: whoever then reads them says so. Nothing is raised.
+    """
     orders: dict[Path, Order] = {}
     broken: list[Path] = []
     for path in run.glob(f"checkpoints/*{SUFFIX}"):

@@ -308,6 +308,14 @@ def test_a_base_without_steps_needs_them():
     assert compared(machine, LR, steps=8)["steps"] == 8
 
 
+def test_a_comma_divides_texts_of_the_command_line_and_no_name_of_a_config():
+    Path("a, b.txt").write_text("some text", "utf-8")
+    machine = Pretended(noisy(), {"quick": {"data": {**OPTIONS["data"], "corpus": "a, b.txt"}}})
+    assert compared(machine, LR)["texts"] == [os.path.abspath("a, b.txt")]
+    texts = compared(machine, LR, texts="my.txt,other.txt")["texts"]
+    assert texts == [os.path.abspath(name) for name in ("my.txt", "other.txt")]
+
+
 def test_two_processes_do_not_use_one_folder():
     machine = Pretended(noisy())
     train = machine.train
@@ -423,6 +431,20 @@ def test_another_comparison_is_not_replaced(workplace):
     assert compare(LR.split(), "my.txt", 3, 7, None, None, machine) == folder
     with pytest.raises(InputError, match="of a comparison with other texts and steps: give this one another"):
         compare(LR.split(), "other.txt", 3, 7, 50, None, machine)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a/my.yaml", "b/my.yaml"), ("a/copy", "b/copy")])
+def test_a_comparison_of_other_files_of_the_same_names_is_not_replaced(first, second, workplace):
+    for folder in ("a/copy/gpt", "b/copy/gpt"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "__init__.py").touch()
+    machine = Pretended(noisy())
+    folder = compare(["quick", first], "my.txt", 2, 7, None, None, machine)
+    before = (folder / "result.json").read_bytes()
+    with pytest.raises(InputError, match="of a comparison with other variants: give this one another --name"):
+        compare(["quick", second], "my.txt", 2, 7, None, None, machine)
+    assert (folder / "result.json").read_bytes() == before
+    assert compare(["quick", first], "my.txt", 2, 7, None, None, machine) == folder
 
 
 def test_seeds_add_to_a_result_and_other_ones_have_their_own_folder():

@@ -49,6 +49,8 @@ REFUSED = {
     "options after two variants": (f"quick lora {LR}", "quick vs lora"),
     "two variants and a vs": (f"quick lora vs {LR}", "quick vs lora"),
     "one variant twice": ("quick quick", "two variants are 'quick'"),
+    "two files of a name": ("a/my.yaml b/my.yaml", "both are called 'my'"),
+    "two options of a name": ("quick vs --a.x 1 vs --b.x 1", "both are called 'x=1'"),
     "what all variants share": ("quick --trainer.max_steps=5", "--steps"),
     "another text held out": (f"quick vs {LR} --data.template.user x", "before the first 'vs'"),
     "a folder without a package": ("quick empty", "has no gpt/__init__.py"),
@@ -67,3 +69,5 @@ def test_names_of_folders():
     assert slug("../a b/") == "a-b"
     assert slug("///") == "x"
     assert len(slug("a" * 300)) == 60
+    assert slug("é" * 300) == "é" * 30
+    assert slug("a" + "语" * 300) == "a" + "语" * 19

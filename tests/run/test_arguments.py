@@ -120,6 +120,20 @@ def test_a_value_that_is_none_says_what_was_expected(command, message, workplace
     assert message in refusal(command)
 
 
+NULLS = {
+    "trainer: {max_steps: }": "--trainer.max_steps: expected int, got null",
+    "trainer: {logger: null}": "--trainer.logger: expected str, got null",
+    "model: {optimizer: {betas: null}}": "--model.optimizer.betas: expected tuple[float, float], got null",
+    "data: {batch_size: null}": "--data.batch_size: expected int, got null",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), NULLS.items(), ids=NULLS)
+def test_null_in_a_file_is_refused_for_an_option_that_needs_a_value(text, message, workplace, refusal):
+    Path("mine.yaml").write_text(text, "utf-8")
+    assert message in refusal("fit text.txt --config mine.yaml")
+
+
 TYPED = ["###", "~", "[end]", "'a'", '"a"', '["a"]', '{"a": 1}', "1", "true", "&a", "---"]
 
 

@@ -20,6 +20,27 @@ def test_a_run_that_is_in_use_is_not_resumed(mine, refusal):
     assert contents(mine) == before
 
 
+@pytest.mark.parametrize(
+    ("folder", "place"),
+    [
+        ("runs/mine/checkpoints", "last.safetensors"),
+        ("runs/mine/checkpoints", "../checkpoints/last.safetensors"),
+        ("runs/mine", "checkpoints/last.safetensors"),
+        ("runs/mine", "."),
+    ],
+)
+def test_a_checkpoint_that_is_named_from_inside_its_run_belongs_to_it(
+    folder, place, mine, workplace, monkeypatch, refusal
+):
+    monkeypatch.chdir(folder)
+    more = f"fit --resume {place} --run mine --trainer.max_steps 3 --data.corpus {workplace / 'text.txt'}"
+    with FileLock(workplace / "runs/mine/.lock"):
+        assert "is in use by another process" in refusal(more)
+    assert gpt(more) == 0
+    assert checkpoint(workplace / "runs/mine").run.step == 3
+    assert not Path("runs").exists()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_two_runs_of_a_name_started_together_get_two_folders(workplace):
     """Both wait for a file once they have begun, and then start."""

@@ -8,6 +8,7 @@ from gpt.errors import InputError
 from gpt.plan.rule import END_SECONDS, Given, Machine, Plan, Text, choose
 from gpt.run.limits import End, Limits, Parts, first_of_steps_and_epochs
 from gpt.run.options import Options, TrainerOptions
+from gpt.run.signals import Stopped
 from gpt.training.options import ModelOptions
 from gpt.weights.checkpoint import RunPart
 
@@ -186,6 +187,35 @@ def test_a_run_that_ended_after_a_part_of_its_time_has_no_further_part():
     run.train(lambda _: 0.1, loss=lambda _: 4.0)
     assert run.part.step == 200
     assert not run.part.is_part
+
+
+def test_a_run_whose_time_ended_inside_a_part_is_whole_when_it_is_resumed():
+    run = Run(planned(**A_PART), interval=100, minute=85.0)
+    run.train(lambda _: 0.5)
+    assert run.part.step == pytest.approx(170, abs=1)
+    assert run.limits.why() == TIME
+    assert not run.part.is_part
+
+
+ENDED = {
+    "steps": (
+        {"max_steps": 9, "max_epochs": 9},
+        {},
+        r"\(max_steps 9\): ask .* with --trainer.max_steps",
+    ),
+    "epochs": ({"max_steps": 99, "max_epochs": 1}, {}, r"\(max_epochs 1\): .* with --trainer.max_epochs"),
+    "a plan": ({"max_steps": 7}, {}, r"\(as planned at its last save\): .* --trainer.max_steps"),
+    "a part": ({"max_steps": 9}, {"is_part": True}, r"\(a part of the time\): .* --trainer.max_steps"),
+}
+
+
+@pytest.mark.parametrize(("limits", "saved", "line"), ENDED.values(), ids=ENDED)
+def test_a_run_that_has_ended_says_which_limit_to_raise(limits, saved, line):
+    run = RunPart(step=9, total=9, place=900, **saved)
+    resumed = Limits(Options(trainer=TrainerOptions(**limits)), run)
+    resumed.set_steps_and_epochs(900, 100)
+    with pytest.raises(Stopped, match=f"all 9 steps are done {line}"):
+        resumed.check_left()
 
 
 def test_time_that_is_over_before_the_first_step_is_said():

@@ -107,6 +107,15 @@ def test_a_logger_that_cannot_start_leaves_a_finished_run_as_it_is(workplace, mo
     assert summary("r")["steps"] == 4
 
 
+def test_a_logger_that_cannot_start_costs_a_rewound_run_no_snapshot(workplace, monkeypatch):
+    assert fit(SHORT, "--checkpoint_every 1 --keep_checkpoints 9") == 0
+    before = sorted(os.listdir("runs/r/snapshots"))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    rewound = "fit --resume runs/r/checkpoints/step-2.safetensors"
+    assert gpt(f"{rewound} --trainer.logger wandb") == 2
+    assert sorted(os.listdir("runs/r/snapshots")) == before != []
+
+
 @pytest.mark.slow
 def test_weights_and_biases_offline(workplace):
     """In a process of its own: Weights & Biases writes its record when the process ends."""
@@ -159,6 +168,13 @@ def test_the_speed_is_that_of_training(record, clock, tmp_path, capsys):
     assert capsys.readouterr().err == "training: 20 of 100 steps, loss 3.250, 128 tokens/s, 60 s left\n"
     head, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
     assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]
+
+
+def test_tokens_are_written_to_the_last_one(record, clock, tmp_path):
+    record.run.place = 123_456_789
+    advance(record, clock, 10)
+    head, row = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
+    assert row[head.index("tokens")] == str(16 * (123_456_789 + 40)) == str(record.tokens)
 
 
 def test_the_speed_after_a_resume_is_that_of_the_updates_since(clock, tmp_path):

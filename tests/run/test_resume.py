@@ -11,6 +11,7 @@ from rewritten import retold, rewritten
 from safetensors.torch import load_file
 from tiny_runs import COMMAND, checkpoint, fit, gpt, killed, result, run_in
 
+from gpt.run.start import start
 from gpt.weights.checkpoint import read, write
 
 
@@ -45,6 +46,16 @@ def test_options_on_the_command_line_win_and_are_named(whole, workplace, capsys)
     saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert saved["model"]["optimizer"]["lr"] == 0.0125
     assert checkpoint(run).config.window_dropout
+
+
+def test_null_in_a_file_chooses_no_other_precision(mine, workplace, capsys):
+    """`--print_config` writes it for a precision that the machine chooses."""
+    Path("printed.yaml").write_text("trainer: {precision: null}\n", "utf-8")
+    assert gpt("fit --resume runs/mine --config printed.yaml --trainer.max_steps 3") == 0
+    assert "changed trainer.precision" not in capsys.readouterr().err
+    assert checkpoint("mine").run.options["trainer"]["precision"] == "32-true"
+    chosen = start("fit", ["--resume", "runs/mine", "--trainer.precision", "null"])
+    assert chosen.options.trainer.precision is None
 
 
 FIXED = ["model.config.emb_dim 64", "model.optimizer.name adamw", "data.vocabulary gpt2:299"]
@@ -153,6 +164,18 @@ def test_auto_skips_a_broken_checkpoint_and_says_so(whole, workplace, capsys):
     err = capsys.readouterr().err
     assert "after step 9" in err
     assert "skipped runs/cut/checkpoints/last.safetensors, which is broken" in err
+    assert result(run) == result(whole)
+    assert (run / "checkpoints" / "last.safetensors.broken").is_file()
+
+
+def test_auto_skips_a_checkpoint_whose_header_is_damaged(whole, workplace, capsys):
+    """The tensors and the header's own JSON are intact, and the JSON of the run in it is not."""
+    run = killed(whole, 18)
+    last = run / "checkpoints" / "last.safetensors"
+    shutil.copy(whole / "checkpoints" / "step-9.safetensors", run / "checkpoints" / "step-9.safetensors")
+    last.write_bytes(last.read_bytes().replace(b'\\"step\\":18', b'\\"step\\";18'))
+    assert gpt("fit --resume auto --run cut") == 0
+    assert "skipped runs/cut/checkpoints/last.safetensors, which is broken" in capsys.readouterr().err
     assert result(run) == result(whole)
     assert (run / "checkpoints" / "last.safetensors.broken").is_file()
 

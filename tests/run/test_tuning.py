@@ -12,7 +12,10 @@ from tiny_runs import TINY, gpt, summary
 from gpt import generate
 from gpt.cli import main
 from gpt.data.module import TokenData
+from gpt.errors import InputError
 from gpt.generation import Sampling, stream_samples
+from gpt.plan.rule import Machine
+from gpt.run.fit import assemble
 from gpt.run.lightning_private import silence_warnings
 from gpt.run.start import start
 from gpt.text.template import Template
@@ -98,6 +101,19 @@ def test_weights_are_tuned_for_a_time(capsys):
     assert summary("timed")["train_seconds"] < 12
     assert "the weights as they are: " in capsys.readouterr().err
     assert "early_stopping: 4\n" in Path("runs/timed/config.yaml").read_text("utf-8")
+
+
+def test_a_tuning_for_a_time_stops_early_by_itself_only_where_text_is_held_out(monkeypatch):
+    """The recipe for chats holds out no row."""
+    monkeypatch.setattr("gpt.run.tuned.time_machine", lambda *_: Machine(speed=1e11, memory=16e9))
+
+    def patience(options: str) -> int | None:
+        return assemble(start("fit", f"{TUNE} --minutes 9 {options}".split())).options.early_stopping
+
+    assert patience("--config finetune --data.val_fraction 0.1") == 4
+    assert patience("--config chat") is None
+    with pytest.raises(InputError, match="early_stopping needs held-out text"):
+        patience("--config chat --early_stopping 4")
 
 
 def test_a_chat_in_the_terminal(capsys, monkeypatch):

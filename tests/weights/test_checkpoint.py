@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpt.errors import InputError
-from gpt.weights.checkpoint import ModelPart, RunPart, read, read_model
+from gpt.weights.checkpoint import ModelPart, RunPart, parts_of, read, read_model
 from gpt.weights.checkpoint import write as write_checkpoint
 from gpt.weights.load import find
 from gpt.weights.runs import checkpoints_of, model_name, newest_run, next_session
@@ -119,6 +119,21 @@ def test_a_file_without_sums_as_earlier_versions_wrote_it_is_checked_as_a_whole(
     damage(checkpoint, 2.5)
     with pytest.raises(InputError, match="damaged"):
         read_model(checkpoint)
+
+
+def test_a_flipped_byte_of_the_header_is_an_input_error_or_changes_nothing_else(checkpoint):
+    """Also where nothing but the header is read, and no checksum is compared."""
+    data = checkpoint.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    for place in range(end):
+        flipped = bytearray(data)
+        flipped[place] ^= 1
+        checkpoint.write_bytes(flipped)
+        for reader in (parts_of, read, read_model):
+            try:
+                reader(checkpoint)
+            except InputError as error:
+                assert str(checkpoint) in str(error), place
 
 
 SNAPSHOT = "runs/v1.5/snapshots/step-1.safetensors"
