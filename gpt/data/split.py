@@ -8,7 +8,7 @@ are held out by default, or 1 KB if that is more. So some twenty units or more a
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -121,12 +121,13 @@ class Divided:
     def sample(self) -> Iterable[Piece]:
         """Return all pieces of a text of up to `SAMPLE_BYTES`, and some chunks of a larger text.
 
-        Then a larger share is held out than in `pieces`. What is `train` here is `train` in `pieces` too.
+        Then at least the share is held out that is in `pieces`, of the same units. What is `train` here is
+        `train` in `pieces` too.
         """
         if self.text is not None:
             return self.text
-        rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
-        return divide(self.source.pieces(SAMPLE_BYTES), rule)
+        below = max(self.rule.below, Rule.of(SAMPLE_BYTES).below)
+        return divide(self.source.pieces(SAMPLE_BYTES), replace(self.rule, below=below))
 
     def to_learn_from(self) -> list[str]:
         """Return text to learn a vocabulary from: chunks spread over the training text.

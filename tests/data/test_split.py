@@ -6,6 +6,8 @@ import random
 import re
 from itertools import groupby
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpora import write, write_rows, write_texts
 from hypothesis import HealthCheck, given, settings
@@ -130,6 +132,25 @@ def test_a_large_text_is_sampled_from_all_of_it(tmp_path, small, name):
     places = [text.index(piece.text) / len(text) for piece in sample]
     assert min(places) < 0.05 < 0.95 < max(places)
     assert 0.4 < sum(places) / len(places) < 0.6
+
+
+@pytest.fixture
+def repeated(tmp_path):
+    """A Parquet file of 200 KB: 40 texts, each of which stands in 5 rows and is stored once."""
+    texts = [f"{number:04} {prose(4900, number)}" for number in range(40)]
+    values = pa.DictionaryArray.from_arrays(pa.array(list(range(40)) * 5, pa.int32()), texts)
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet", store_schema=False)
+    corpus = find_corpus(str(tmp_path / "a.parquet"))
+    assert corpus.size() < 210_000
+    return corpus
+
+
+def test_a_file_with_more_text_than_its_size_says_is_sampled_in_the_same_units(repeated, small):
+    corpus = divide_corpus(repeated, 0.01)
+    assert corpus.text is None
+    held_out = [piece.text for piece in corpus.pieces() if piece.split == "val"]
+    learned = "\n".join(piece.text for piece in corpus.sample() if piece.split == "train")
+    assert held_out and not [text for text in held_out if text in learned]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
