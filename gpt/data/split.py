@@ -105,9 +105,9 @@ class Divided:
     most_bytes: int | None
     """The bytes to read of a longer text that were asked for; None for all of it."""
     limit: int | None
-    """`most_bytes` if the text has more; None if all of the text is read."""
+    """`most_bytes` if the text has more, as far as is known; None if all of the text is read."""
     size: int
-    """The bytes of UTF-8 text in both splits. For a large text this is an estimate."""
+    """The bytes of UTF-8 text in both splits. If they do not fit into memory, this is an estimate."""
     rule: Rule
     text: Sequence[Piece] | None = field(repr=False)
     """All pieces with their splits, if they fit into memory."""
@@ -116,7 +116,7 @@ class Divided:
         """Return all pieces, in order."""
         if self.text is not None:
             return self.text
-        return divide(self.source.pieces(self.limit), self.rule)
+        return divide(self.source.pieces(self.most_bytes), self.rule)
 
     def sample(self) -> Iterable[Piece]:
         """Return all pieces of a text of up to `SAMPLE_BYTES`, and some chunks of a larger text.
@@ -189,7 +189,19 @@ class _Read(NamedTuple):
 
 
 def _read_what_fits(source: Corpus, most_bytes: int | None) -> _Read:
-    """Read a corpus, or `most_bytes` of it, if that fits into memory. Otherwise say how much it is."""
+    """Read a corpus, or `most_bytes` of it, if that fits into memory. Otherwise say how much it is.
+
+    What fits has at most `SAMPLE_BYTES`. With a size that is known before reading, that of the files:
+
+    | `most_bytes` | fits | pieces | size | limit |
+    | --- | --- | --- | --- | --- |
+    | none, or no less than the files have | yes | all | of these | None |
+    | the same, but the text has more | yes | those that are read | of these | `most_bytes` |
+    | less than the files have | yes | those that are read | of these | `most_bytes` |
+    | less than the files have | no | None | `most_bytes` | `most_bytes` |
+    | none, or no less than the files have | the files do not | None | of the files | None |
+    | the same | only the text does not | None | of what fitted, so too small | `most_bytes` |
+    """
     total = source.size()
     if total is None:
         return _read_without_size(source, most_bytes)
@@ -198,10 +210,14 @@ def _read_what_fits(source: Corpus, most_bytes: int | None) -> _Read:
     if size > SAMPLE_BYTES:
         return _Read(None, size, limit)
     pieces, read = _read_beginning(source, most_bytes)
+    # Files can have more text than their size says. Parquet stores a repeated text once, and a template adds
+    # to each example.
+    if most_bytes is not None and read > most_bytes:
+        limit = most_bytes
     is_all_asked_for = most_bytes is not None and most_bytes <= SAMPLE_BYTES
     if is_all_asked_for or read <= SAMPLE_BYTES:
         return _Read(pieces, read, limit)
-    return _Read(None, size, limit)  # Parquet can hold more text than its size says
+    return _Read(None, read, most_bytes)
 
 
 def _read_without_size(source: Corpus, most_bytes: int | None) -> _Read:

@@ -146,11 +146,29 @@ def repeated(tmp_path):
 
 
 def test_a_file_with_more_text_than_its_size_says_is_sampled_in_the_same_units(repeated, small):
-    corpus = divide_corpus(repeated, 0.01)
+    corpus = divide_corpus(repeated, 0.05)
     assert corpus.text is None
     held_out = [piece.text for piece in corpus.pieces() if piece.split == "val"]
     learned = "\n".join(piece.text for piece in corpus.sample() if piece.split == "train")
     assert held_out and not [text for text in held_out if text in learned]
+
+
+def test_all_of_a_text_is_read_only_if_it_has_no_more_than_is_asked_for(repeated):
+    """Its size in the file says little: 200 KB hold 1 MB of text."""
+    part = divide_corpus(repeated, most_bytes=400_000)
+    assert part.limit == 400_000 and part.size == len(text_of(part.pieces())) < 800_000
+    for most in (None, 2_000_000):
+        whole = divide_corpus(repeated, most_bytes=most)
+        assert whole.limit is None and whole.size == len(text_of(whole.pieces())) == 40 * 4905 * 5
+
+
+def test_most_bytes_are_kept_to_where_only_the_size_says_that_all_fits(repeated, small):
+    part = divide_corpus(repeated, most_bytes=600_000)
+    assert part.text is None and part.limit == 600_000
+    assert 600_000 <= len(text_of(part.pieces())) < 620_000
+    for corpus in (part, divide_corpus(repeated)):
+        assert corpus.size >= 300_000  # as much was read to find it out
+    assert len(text_of(divide_corpus(repeated).pieces())) == 40 * 4905 * 5
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
