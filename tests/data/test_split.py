@@ -192,6 +192,19 @@ def test_most_bytes_draws_parts_that_more_of_them_contain(tmp_path, small, name)
     assert len(few - more) <= len(few) / 5  # which are cut at their ends
 
 
+@pytest.mark.parametrize(("size", "most"), [(1_100_000, 100_000), (10_000_000, 300_000), (10_000_000, 10**6)])
+def test_few_bytes_of_a_text_come_from_all_of_it(tmp_path, size, most):
+    """In pieces, which begin documents. The beginning is read, and of more bytes the same and more."""
+    lines = [f"{number:07} of the lines\n" for number in range(size // 21)]
+    corpus = find_corpus(str(write(tmp_path / "a.txt", "".join(lines))))
+    read, more = (text_of(corpus.pieces(most)) for most in (most, 2 * most))
+    assert len(read) == pytest.approx(most, rel=0.2)
+    places = [int(number) for number in re.findall(r"\d{7}", read)]
+    assert places[0] == 0 and places[-1] > 0.85 * len(lines)
+    assert sum(places) / len(places) / len(lines) == pytest.approx(0.5, abs=0.1)
+    assert set(places) <= {int(number) for number in re.findall(r"\d{7}", more)}
+
+
 def test_a_sparse_file_of_gigabytes_is_read_where_it_is_drawn(tmp_path):
     """With no byte of the rest: in 16 of 20,000 parts."""
     path = tmp_path / "a.txt"
