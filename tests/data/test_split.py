@@ -86,6 +86,24 @@ def test_an_example_is_whole_and_decided_by_its_prompt(tmp_path):
     assert all(next(run).first for _, run in groupby(pieces, key=lambda piece: piece.split))
 
 
+@pytest.mark.parametrize("variant", range(6))
+def test_a_prompt_with_most_of_the_examples_is_trained_on(tmp_path, variant, capsys):
+    """Whichever of the two has the lower hash."""
+    rows = [{"prompt": f"{variant} often?", "completion": "yes"}] * 99
+    rows += [{"prompt": f"{variant} rarely?", "completion": "no"}]
+    corpus = divide_corpus(find_corpus(str(write_rows(tmp_path / "a.jsonl", rows))), 0.001)
+    assert text_of(corpus.pieces(), "val").count(f"{variant} rarely?") == 1
+    assert text_of(corpus.pieces(), "train").count(f"{variant} often?") == 99
+    assert "held out" not in capsys.readouterr().err
+
+
+def test_the_user_is_told_if_much_more_is_held_out_than_was_asked_for(tmp_path, capsys):
+    rows = [{"prompt": f"{i % 2}?", "completion": "yes"} for i in range(100)]
+    corpus = divide_corpus(find_corpus(str(write_rows(tmp_path / "a.jsonl", rows))), 0.1)
+    assert corpus.rule.share == 0.5
+    assert "a.jsonl: 50% of the text is held out, not 10%: no smaller part" in capsys.readouterr().err
+
+
 def test_half_a_character_in_a_prompt_decides_as_its_replacement(tmp_path):
     """JSON can write one half of a surrogate pair, which UTF-8 cannot hold."""
     path = write(tmp_path / "a.jsonl", r'{"prompt": "a\ud83d", "completion": "b"}')
