@@ -133,8 +133,8 @@ class Corpus:
 
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
-        # The chosen chunks have about `most_bytes` where their sizes are known. This limit ends the reading of
-        # others, of files with more text than their sizes say, and of rows of which an eighth is too much.
+        # The chosen chunks have about `most_bytes` where their sizes are known. This limit ends the reading
+        # of others, of files with more text than their sizes say, and where an eighth of the rows is more.
         limit = math.inf if most_bytes is None else most_bytes + CHUNK_BYTES
         read = 0
         is_example = False
