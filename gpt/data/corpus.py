@@ -47,7 +47,6 @@ class Corpus:
     """How many rows that cannot be used may be left out, of all files together."""
 
     def __post_init__(self) -> None:
-        _ = self._asked_columns  # an option that names too many is an error before a file is read
         check_least(0, skip_bad_rows=self.skip_bad_rows)
         if self.sha256 and len(self.sha256) != len(self.files):
             raise InputError(f"sha256 has {self._for_files(self.sha256)}")
