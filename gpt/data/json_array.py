@@ -60,7 +60,7 @@ class _Unread:
             between = _BETWEEN.match(self.text)
             assert between
         self._go_to(between.end())
-        return bool(between[1])
+        return between[1] == ","
 
     def _go_to(self, place: int) -> None:
         self.line += self.text.count("\n", self.at, place)
@@ -87,8 +87,8 @@ class _Unread:
                 raise InputError("is nested too deeply") from None
             except ValueError as error:  # Python refuses to parse a number of thousands of digits
                 raise InputError(f"in line {self.line}: {error}") from None
-            is_number = isinstance(value, int | float)
-            if is_number and end >= len(self.text) - _OPEN_END and self._read_more():
+            is_near_end = end >= len(self.text) - _OPEN_END
+            if is_near_end and isinstance(value, int | float) and self._read_more():
                 continue
             return value, end
 
