@@ -14,7 +14,7 @@ from gpt.text.tokenizer import split_at_words
 
 T = TypeVar("T")
 _FEWEST_CHUNKS = 8  # the fewest chunks that are read, if the corpus has as many
-_ORDERED = 8  # at least one in 8 rows of a chunk is taken
+_ORDERED = 8  # of the rows that are read, at least one in 8 is taken
 _LONGEST_PIECE = 1 << 13  # characters, where only a share of a text is read
 _FEWEST_PIECES = 16  # the fewest pieces of a chunk, if it has as many words
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -22,12 +22,12 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class Selection:
-    """The chunks of a file that are read, and the share of their rows."""
+    """The chunks of a file that are read, and the share of them that is taken."""
 
     chunks: list[int] | None = None
     """The numbers of the chunks. None means all of the file, in order."""
-    rows: float = 1.0
-    """The share of the rows of these chunks that is read."""
+    share: float = 1.0
+    """The share of the rows of these chunks, or of the pieces of a text, that is taken."""
 
     @property
     def is_empty(self) -> bool:
@@ -54,16 +54,16 @@ def choose_chunks(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> lis
 def _spread_over_chunks(counts: Sequence[int], share: float) -> list[Selection]:
     """Take a share of all files, which have these numbers of chunks.
 
-    At least `_FEWEST_CHUNKS` chunks are read. Where these are more than the share, only some of their rows
-    are taken, but at least one in `_ORDERED`, as the rows of a chunk can only be read in order.
+    At least `_FEWEST_CHUNKS` chunks are read. Where these are more than the share, only a share of what they
+    hold is taken. For example, a tenth of 400 chunks is 40 chunks. A tenth of 40 chunks would be 4, so 8
+    chunks are read and half of each is taken. If there are 5 chunks, a tenth of each is taken.
     """
     share_of_chunks = min(1.0, max(share, _FEWEST_CHUNKS / sum(counts)))
-    share_of_rows = max(share / share_of_chunks, 1 / _ORDERED)
     selections = []
     before = 0  # chunks of the earlier files
     for count in counts:
-        chosen = [chunk for chunk in range(count) if evenly_spread(before + chunk) < share_of_chunks]
-        selections.append(Selection(chosen, share_of_rows))
+        chosen = [chunk for chunk in range(count) if _is_taken(before + chunk, share_of_chunks)]
+        selections.append(Selection(chosen, share / share_of_chunks))
         before += count
     return selections
 
@@ -74,44 +74,46 @@ def evenly_spread(number: int) -> float:
 
 
 def take_rows(rows: Iterable[T], weight: float, share: float) -> Iterator[T]:
-    """Yield the rows that are read of a file: by its weight, and of those only a share.
+    """Yield the rows that are taken of a file: by its weight, and of those only a share.
 
-    The choice counts the rows of the chunks that are read, so it depends on which chunks these are.
+    At least one in `_ORDERED` is, as rows can only be read in order. The choice counts the rows of the chunks
+    that are read, so it depends on which chunks these are.
     """
     if weight < 1.0:
-        rows = (row for number, row in enumerate(rows) if _has_weight(number, weight))
+        rows = (row for number, row in enumerate(rows) if _is_taken(number, weight))
     if share < 1.0:
-        rows = (row for number, row in enumerate(rows) if evenly_spread(number) < share)
+        least = max(share, 1 / _ORDERED)
+        rows = (row for number, row in enumerate(rows) if _is_taken(number, least))
     return iter(rows)
 
 
-def take_text(chunks: Iterable[Chunk], weight: float) -> Iterator[Piece]:
-    """Yield the text of a file that has this weight, in pieces.
+def take_text(chunks: Iterable[Chunk], share: float) -> Iterator[Piece]:
+    """Yield this share of the text of some chunks, in pieces.
 
     A piece that does not follow the one before begins a new document.
     """
     end: int | None = None  # the byte after the last piece
     for chunk in chunks:
         follows = chunk.begin == end
-        for text, is_taken in _pieces(chunk, weight):
+        for text, is_taken in _pieces(chunk, share):
             if is_taken and text:
                 yield Piece(text, first=not follows)
             follows = is_taken and bool(text)
         end = chunk.end if follows else None
 
 
-def _pieces(chunk: Chunk, weight: float) -> list[tuple[str, bool]]:
+def _pieces(chunk: Chunk, share: float) -> list[tuple[str, bool]]:
     """Return the text of a chunk in pieces, each with whether to take it.
 
     The choice does not depend on what else of the file is read.
     """
-    if weight == 1.0:
+    if share == 1.0:
         return [(chunk.text, True)]
     longest = min(_LONGEST_PIECE, len(chunk.text) // _FEWEST_PIECES + 2)
     texts = enumerate(split_at_words(chunk.text, longest), start=chunk.begin // _LONGEST_PIECE)
-    return [(text, _has_weight(number, weight)) for number, text in texts]
+    return [(text, _is_taken(number, share)) for number, text in texts]
 
 
-def _has_weight(number: int, weight: float) -> bool:
-    """Whether item `number` of a file with this weight is read. Item 0 always is."""
-    return evenly_spread(number - 1) < weight
+def _is_taken(number: int, share: float) -> bool:
+    """Whether item `number` is in this share of all items. Item 0 always is."""
+    return evenly_spread(number - 1) < share

@@ -37,6 +37,7 @@ class Columns:
         return f"{self.style}: {prompt} {verb} the prompt, {self.names[-1]} the completion"
 
 
+_MOST_COLUMNS = 3  # of a pair
 TEXT = "text"
 """The default of `text_column`: a column of this name, or else examples."""
 EXAMPLES = (
@@ -57,17 +58,13 @@ class AskedColumns:
     option: str
     """The option as it was given. A column may have exactly this name, even with a comma in it."""
     listed: Columns
-    """The columns that the option lists, separated by commas: one of texts, or those of a pair."""
+    """The columns that the option lists, separated by commas: one of texts, or those of a pair. If there are
+    more than three, only a column of the option's own name can be meant."""
 
     @classmethod
     def parse(cls, option: str) -> "AskedColumns":
-        """Parse the option. Raises InputError if it lists more than three columns."""
+        """Parse the option."""
         names = tuple(name.strip() for name in option.split(","))
-        if len(names) > 3:
-            raise InputError(
-                f"text_column {option!r} names {len(names)} columns: expected the text's, PROMPT,COMPLETION "
-                "or PROMPT,INPUT,COMPLETION"
-            )
         return cls(option, Columns("pair" if len(names) > 1 else "text", names, "pairs"))
 
     def choose(self, present: Sequence[str]) -> Columns | None:
@@ -77,12 +74,14 @@ class AskedColumns:
             return next(same_name, Columns("text", (self.option,)))
         if self.option == TEXT:
             return next((known for known in EXAMPLES if known.are_in(present)), None)
-        return self.listed if self.listed.are_in(present) else None
+        is_known = len(self.listed.names) <= _MOST_COLUMNS and self.listed.are_in(present)
+        return self.listed if is_known else None
 
     def not_in(self, present: Iterable[str]) -> InputError:
         """Return the error for rows that have only these columns."""
+        has = ", ".join(present) or "nothing"
         return InputError(
-            f"has no column {self.option!r}, it has {', '.join(present)}: choose one with --text_column, "
+            f"has no column {self.option!r}, it has {has}: choose one with --text_column, "
             "PROMPT,COMPLETION or PROMPT,INPUT,COMPLETION (gpt fit: --data.text_column)"
         )
 

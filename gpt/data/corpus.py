@@ -47,7 +47,6 @@ class Corpus:
     """How many rows that cannot be used may be left out, of all files together."""
 
     def __post_init__(self) -> None:
-        _ = self._asked_columns  # an option that names too many is an error before a file is read
         check_least(0, skip_bad_rows=self.skip_bad_rows)
         if self.sha256 and len(self.sha256) != len(self.files):
             raise InputError(f"sha256 has {self._for_files(self.sha256)}")
@@ -125,15 +124,16 @@ class Corpus:
         """Yield the documents in order, in pieces. `most_bytes` limits their size, approximately.
 
         With `most_bytes`, only some chunks are read, spread evenly over all files. A larger `most_bytes` adds
-        chunks to those of a smaller one. At least an eighth of the rows of a chunk is taken: all of them have
-        to be read, as each row shows where the next one begins. If the size of a file is unknown, because it
-        is compressed, all files are read from the beginning. A file's weight below 1 leaves out the same
-        pieces of a text each time, and the same rows each time with the same `most_bytes`.
+        chunks to those of a smaller one. If these are few, only some pieces of their text are taken, or some
+        of their rows: at least an eighth, as all have to be read, because each shows where the next one
+        begins. If the size of a file is unknown, because it is compressed, all files are read from the
+        beginning. A file's weight below 1 leaves out the same pieces of a text each time, and the same rows
+        each time with the same `most_bytes`.
 
         Raises InputError for a file that cannot be read, and for more bad rows than `skip_bad_rows`.
         """
-        # The chosen chunks have about `most_bytes`. Where the sizes of chunks are unknown, or say too little,
-        # this limit ends the reading.
+        # The chosen chunks have about `most_bytes` where their sizes are known. This limit ends the reading
+        # of others, of files with more text than their sizes say, and where an eighth of the rows is more.
         limit = math.inf if most_bytes is None else most_bytes + CHUNK_BYTES
         read = 0
         is_example = False
@@ -159,9 +159,9 @@ class Corpus:
         if selection.is_empty:
             return
         if file_format(name) == "text":
-            yield from take_text(read_text(name, selection.chunks), weight)
+            yield from take_text(read_text(name, selection.chunks), weight * selection.share)
             return
-        rows = take_rows(self._rows(name, selection.chunks), weight, selection.rows)
+        rows = take_rows(self._rows(name, selection.chunks), weight, selection.share)
         yield from cut(read_documents(name, rows, self._asked_columns, self.template, tolerance))
 
     def _rows(self, name: str, chunks: list[int] | None) -> Iterator[Row]:

@@ -8,8 +8,9 @@ from gpt.data.row import LONGEST_VALUE, Row
 from gpt.errors import InputError
 from gpt.plain import Json
 
-_BETWEEN = re.compile(r"[\s,]*")  # what separates the values of an array
+_BETWEEN = re.compile(r"\s*(,?)\s*")  # what separates the values of an array
 _LONGEST_LITERAL = 16  # characters; no JSON literal or escape, such as -Infinity, is longer
+_OPEN_END = 2  # characters, such as `e+`: what more text makes part of the number before
 
 
 def array_rows(texts: Iterator[str]) -> Iterator[Row]:
@@ -18,11 +19,15 @@ def array_rows(texts: Iterator[str]) -> Iterator[Row]:
     A comma may follow the last value.
     """
     unread = _Unread(texts)
-    unread.go_on(unread.text.index("[") + 1)
+    has_comma = unread.go_on(unread.text.index("[") + 1)
+    if has_comma:
+        raise unread.error("Expecting value")
     while not unread.text.startswith("]", unread.at):
         value, end = unread.parse()
         yield Row(unread.line, value)
-        unread.go_on(end)
+        has_comma = unread.go_on(end)
+        if not has_comma and not unread.text.startswith("]", unread.at):
+            raise unread.error("Expecting ',' delimiter")
     unread.check_end()
 
 
@@ -33,49 +38,76 @@ class _Unread:
         self.text = next(texts, "")
         self._later = texts  # what follows `text` in the file
         self.at = 0
-        """The place in `text` that is parsed next. What is before it is dropped when more is read."""
+        """The place in `text` of the next value, or of the end. What is before it is dropped when more is
+        read."""
         self.line = 1
         """The number of the line in the file at this place."""
         self._decode = json.JSONDecoder().raw_decode
 
-    def go_on(self, place: int) -> None:
-        """Go to a later place in `text`, and from there to the next value or the end of the array."""
-        while True:
-            begin = _BETWEEN.match(self.text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
-            self.line += self.text.count("\n", self.at, begin)
-            self.at = begin
-            if begin < len(self.text) or not self._read_more():
-                return
+    def go_on(self, place: int) -> bool:
+        """Go to a later place in `text`, and from there to the next value or the end of the array.
+
+        Return whether a comma stands between. Afterwards `at` and `line` are those of what was found, or of
+        the end of the file.
+        """
+        between = _BETWEEN.match(self.text, place)
+        assert between  # it matches nothing, too
+        while between.end() == len(self.text):  # blanks or the comma may follow in the next part
+            self._go_to(place)
+            if not self._read_more():
+                break
             place = 0
+            between = _BETWEEN.match(self.text)
+            assert between
+        self._go_to(between.end())
+        return between[1] == ","
+
+    def _go_to(self, place: int) -> None:
+        self.line += self.text.count("\n", self.at, place)
+        self.at = place
 
     def parse(self) -> tuple[Json, int]:
         """Return the value that begins here, and the place in `text` where it ends.
 
-        Raises InputError if there is no value, or too deep a one.
+        `at` and `line` stay where the value begins, though more text may be read. Raises InputError if there
+        is no value, or too deep or too long a one.
         """
         while True:
             try:
-                return self._decode(self.text, self.at)
+                value, end = self._decode(self.text, self.at)
             except json.JSONDecodeError as error:
-                if self._may_be_cut(error) and self._read_more():
-                    continue
-                line = self.line + self.text.count("\n", self.at, error.pos)
-                raise InputError(f"in line {line}: the array is no JSON, {error.msg}") from None
+                if self._may_be_cut(error):
+                    if len(self.text) - self.at >= LONGEST_VALUE:
+                        what = f"a value of the array has more than {LONGEST_VALUE >> 20} MB"
+                        raise InputError(f"in line {self.line}: {what}") from None
+                    if self._read_more():
+                        continue
+                raise self.error(error.msg, error.pos) from None
             except RecursionError:
                 raise InputError("is nested too deeply") from None
             except ValueError as error:  # Python refuses to parse a number of thousands of digits
                 raise InputError(f"in line {self.line}: {error}") from None
+            is_near_end = end >= len(self.text) - _OPEN_END
+            if is_near_end and isinstance(value, int | float) and self._read_more():
+                continue
+            return value, end
+
+    def error(self, what: str, place: int | None = None) -> InputError:
+        """Return the error for wrong syntax at this place in `text`, by default at the present one."""
+        line = self.line + self.text.count("\n", self.at, self.at if place is None else place)
+        return InputError(f"in line {line}: the array is no JSON, {what}")
 
     def check_end(self) -> None:
-        """Raise InputError if text follows the bracket that is here."""
-        rest = self.text[self.at + 1 :] + next(self._later, "")
-        if rest.strip():
-            raise InputError(f"in line {self.line}: text follows the end of the array")
+        """Raise InputError if text follows the bracket that is here. All of it is read."""
+        rest: str | None = self.text[self.at + 1 :]
+        while rest is not None:
+            if rest.strip():
+                raise InputError(f"in line {self.line}: text follows the end of the array")
+            rest = next(self._later, None)
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
         """Whether the value is perhaps only incomplete, so that more text could make it valid."""
-        at_end = error.pos > len(self.text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated")
-        return at_end and len(self.text) - self.at < LONGEST_VALUE
+        return error.pos > len(self.text) - _LONGEST_LITERAL or error.msg.startswith("Unterminated")
 
     def _read_more(self) -> bool:
         """Drop what is parsed, and read at least as much as is left. Return whether there was more to read.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpt.data.row import LONGEST_VALUE, Choose, Row
+from gpt.data.row import LONGEST_VALUE, Choose, Row, check_named_once
 from gpt.errors import InputError
 from gpt.plain import JsonObject
 
@@ -63,8 +63,7 @@ def _chosen(metadata: "FileMetaData", choose: Choose) -> list[str]:
     """Return the columns to read. Raises InputError for a name that two of the file's columns have."""
     present = metadata.schema.to_arrow_schema().names
     chosen = list(choose(present))
-    if twice := [name for name in chosen if present.count(name) > 1]:
-        raise InputError(f"has two columns {twice[0]!r}: rename one")
+    check_named_once(chosen, present)
     return chosen
 
 

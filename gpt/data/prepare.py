@@ -5,7 +5,9 @@ The result is a prepared folder.
 | function | called for | what it does |
 | --- | --- | --- |
 | `prepare` | `gpt prepare`, and from Python | finds the tokenizer, and does `prepare_named` |
+| `check_reading` | options that a user gives | refuses those that cannot change a prepared folder |
 | `prepare_named` | a corpus by its name | finds its files; `_open_or_make` reads them, if it has to |
+| `open_prepared` | a prepared folder | opens it, and tells which options change nothing |
 | `prepare_text` | a text that a plan has divided or opened | gives it to `_open_or_make` as it is |
 | `_open_or_make` | both of these | opens the folder whose key fits, or makes it with `_make_folder` |
 | `_make_folder` | a text without a folder | learns the vocabulary, if it has to be, and writes all files |
@@ -29,7 +31,7 @@ from gpt.data.token_files import write_token_files
 from gpt.errors import InputError
 from gpt.files import cache_folder, locked, write_json
 from gpt.plain import as_dict
-from gpt.progress import notice
+from gpt.progress import notice, notice_once
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
@@ -75,7 +77,8 @@ def prepare(
         skip_bad_rows=skip_bad_rows,
         template=template,
     )
-    if is_prepared(corpus) and (output is not None or reading != DEFAULT_READING):
+    check_reading(corpus, reading)
+    if is_prepared(corpus) and (output is not None or template != DEFAULT_TEMPLATE):
         raise InputError(f"{corpus} is prepared already: to have it in another way, give the text itself")
     return prepare_named(corpus, find_vocabulary(vocabulary, vocab_size), reading, output).folder
 
@@ -86,9 +89,12 @@ def prepare_named(
     reading: Reading = DEFAULT_READING,
     output: str | os.PathLike[str] | None = None,
 ) -> Prepared:
-    """Do as `prepare` does, for a tokenizer or a vocabulary to learn, and open the folder."""
+    """Do as `prepare` does, for a tokenizer or a vocabulary to learn, and open the folder.
+
+    A prepared folder is opened by `open_prepared`.
+    """
     if is_prepared(corpus):
-        return prepare_text(Prepared(corpus), vocabulary)
+        return prepare_text(open_prepared(corpus, reading), vocabulary)
     source = find_corpus(corpus, reading)
     key = _key(source, source.stamps(), vocabulary, reading.val_fraction, reading.most_bytes)
 
@@ -96,6 +102,28 @@ def prepare_named(
         return divide_corpus(source, reading.val_fraction, reading.most_bytes)
 
     return _open_or_make(key, divide, vocabulary, output)
+
+
+def check_reading(corpus: str, typed: Reading) -> None:
+    """Raise InputError if a user gives options of reading for a prepared folder, which they cannot change.
+
+    The template is not among them: `gpt evaluate` compares it with the folder's, and runs keep their own.
+    """
+    names = typed.changed
+    if names and is_prepared(corpus):
+        what = f"{corpus} is prepared already: to have it with another {' or '.join(names)}"
+        raise InputError(f"{what}, give the text itself")
+
+
+def open_prepared(corpus: str, reading: Reading) -> Prepared:
+    """Open a prepared folder, and tell the user which options of reading change nothing in it.
+
+    Such options come from a recipe or a resumed run. Those that a user types are errors: `check_reading`.
+    """
+    if names := reading.changed:
+        told = " and ".join(f"{name} {getattr(reading, name)}" for name in names)
+        notice_once(f"{corpus} is prepared already, so {told} of a config or a run changes nothing")
+    return Prepared(corpus)
 
 
 def prepare_text(text: Divided | Prepared, vocabulary: Tokenizer | VocabularyToLearn) -> Prepared:

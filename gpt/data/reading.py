@@ -25,6 +25,12 @@ class Reading:
     def __post_init__(self) -> None:
         check_least(1, most_bytes=self.most_bytes)
 
+    @property
+    def changed(self) -> list[str]:
+        """The names of the options, besides the template, that have another value than by default."""
+        names = [each.name for each in fields(self) if each.name != "template"]
+        return [name for name in names if getattr(self, name) is not None]
+
     @classmethod
     def of(cls, options: Mapping[str, Json], prefix: str = "") -> "Reading":
         """Take the fields from options of their names, after a prefix. Other options are ignored."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gpt.errors import InputError
 from gpt.plain import Json
 
 LONGEST_VALUE = 64 << 20
@@ -22,3 +23,9 @@ class Row(NamedTuple):
 
 Choose = Callable[[Sequence[str]], Sequence[str]]
 """A function from the columns of a file to the columns that are read."""
+
+
+def check_named_once(chosen: Sequence[str], present: Sequence[str]) -> None:
+    """Raise InputError for a chosen column whose name two of the file's columns have."""
+    if twice := [name for name in chosen if present.count(name) > 1]:
+        raise InputError(f"has two columns {twice[0]!r}: rename one")

@@ -18,7 +18,7 @@ from gpt.data.formats import ending_of, file_format
 from gpt.data.json_array import array_rows
 from gpt.data.parquet import group_sizes, parquet_rows
 from gpt.data.read_errors import errors_named
-from gpt.data.row import LONGEST_VALUE, Choose, Row
+from gpt.data.row import LONGEST_VALUE, Choose, Row, check_named_once
 from gpt.data.text_file import Chunk, read_text
 from gpt.errors import InputError
 from gpt.plain import Json
@@ -64,7 +64,7 @@ def read_rows(name: str, chunks: Sequence[int] | None, choose: Choose) -> Iterat
     elif kind == "csv":
         csv_chunks = read_text(name, None, LONGEST_VALUE)
         lines = (line for chunk in csv_chunks for line in io.StringIO(chunk.text))
-        yield from _csv_rows(lines, "\t" if ending_of(name) == ".tsv" else ",;\t")
+        yield from _csv_rows(lines, "\t" if ending_of(name) == ".tsv" else ",;\t", choose)
     elif head_of(name).is_array:
         yield from array_rows(chunk.text for chunk in read_text(name, None))
     else:
@@ -92,9 +92,9 @@ def _json_lines(chunks: Iterable[Chunk]) -> Iterator[Row]:
     cut_at = -1  # the byte where a line was cut
     for chunk in chunks:
         begins_within_line = chunk.begin == cut_at
-        may_end_within_line = chunk.end - chunk.begin >= LONGEST_VALUE
         for number, line in enumerate(io.StringIO(chunk.text), start=1):
-            is_cut = may_end_within_line and not line.endswith("\n")
+            # The last line of a file may have no end. If it is shorter, it is not cut.
+            is_cut = not line.endswith("\n") and len(line.encode()) >= LONGEST_VALUE
             if is_cut:
                 cut_at = chunk.end
             if begins_within_line and number == 1:
@@ -118,8 +118,8 @@ def _parsed(line: str) -> Json:
 
 
 # `csv` reads, as `datasets` and pyarrow guess types: they read the text `None` as missing, a date as a time.
-def _csv_rows(lines: Iterator[str], separators: str) -> Iterator[Row]:
-    """Yield the rows of CSV. Every value is text.
+def _csv_rows(lines: Iterator[str], separators: str, choose: Choose) -> Iterator[Row]:
+    """Yield the rows of CSV. Every value is text. Raises InputError if two chosen columns have the same name.
 
     The header decides: the first of the separators that it has outside of quotes separates the values. If
     blanks follow the separator there, they are skipped in all rows. Empty lines may precede the header, and a
@@ -142,7 +142,10 @@ def _csv_rows(lines: Iterator[str], separators: str) -> Iterator[Row]:
         strict=True,
     )
     try:
-        for row in reader:
+        for number, row in enumerate(reader):
+            if number == 0:
+                names = list(reader.fieldnames or ())
+                check_named_once(choose(names), names)
             value = InputError("it has more values than the header") if None in row else row
             yield Row(before + reader.reader.line_num, value)
     except csv.Error as error:

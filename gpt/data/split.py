@@ -1,14 +1,14 @@
 """Decide which part of a corpus is held out. This happens only here, and from the text only.
 
 The text is divided into units, and the units with the lowest hashes are held out. So equal documents are in
-the same split. A unit is a document, or a piece of a long one. It has at most a twentieth of the bytes that
-are held out by default, or 1 KB if that is more. So some twenty units or more are held out of a text of
-200 KB or more. In a tiny text, a unit has at most the bytes that are held out. An example is never cut.
+the same split. A unit is a document, or a piece of a long one. It has at most about a twentieth of the bytes
+that are held out by default, or 1 KB if that is more. So some twenty units or more are held out of a text of
+200 KB or more. In a tiny text, a unit has at most about the bytes that are held out. An example is never cut.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ SPLITS = ("train", "val")
 SAMPLE_BYTES = 32 << 20  # the most text in memory at once
 LEARNED_BYTES = 8 << 20  # the text to learn a vocabulary from; a larger text gives more
 _LEAST_LIMIT = 1 << 10  # bytes; the limit of a unit is no lower, except in a tiny text
+_MUCH_MORE = 0.1  # of the text: if so much more is held out than was asked for, the user is told
 _HASHES = 1 << 64
 
 
@@ -39,13 +40,13 @@ class Rule:
     """The choice of the units that are held out: those with a hash from `least` to below `below`."""
 
     longest: int
-    """The most bytes of a unit."""
+    """The most bytes of a unit. The unit is cut by characters, so a part of it with longer ones has more."""
     below: int
     """The lowest hash above those that are held out."""
     share: float
     """The share of the text that is held out. It is approximate unless all of the text was read."""
     least: int = 0
-    """The lowest hash that is held out. Only units that are too large have lower ones."""
+    """The lowest hash that is held out. Units with lower ones are too large, so they are passed over."""
 
     @classmethod
     def of(cls, size: int, val_fraction: float | None = None) -> "Rule":
@@ -63,11 +64,13 @@ class Rule:
         """Return the rule for exactly these pieces.
 
         It holds out units in the order of their hashes, no more than its share. It begins with the first unit
-        that is no larger than the share. If all are larger, only the one with the lowest hash is held out.
-        Nothing is held out for a share of 0, and the unit with the highest hash never is.
+        that is no larger than the share, and passes over those before it. The unit with the highest hash is
+        left to train on. If all others are larger than the share, only the smallest unit of all is held out.
+        Nothing is held out for a share of 0, or of a single unit.
 
         For example, units of 50, 5, 3, 9 and 31 bytes in the order of their hashes, and a share of 0.1: that
         is 9.8 bytes. The unit of 50 bytes is passed over, those of 5 and 3 are held out, and 9 do not fit.
+        With a share of 0.02, which is 1.96 bytes, only the unit of 3 bytes is held out.
         """
         sizes: dict[int, int] = {}
         for _, units in _units(pieces, self.longest):
@@ -75,13 +78,16 @@ class Rule:
                 sizes[digest] = sizes.get(digest, 0) + len(text.encode())
         total = max(1, sum(sizes.values()))
         most = self.share * total
-        by_hash = sorted(sizes.items())[:-1]
-        if not self.share or not by_hash:
+        if not self.share or len(sizes) < 2:
             return Rule(self.longest, 0, 0.0)
-        begin = next((i for i, (_, size) in enumerate(by_hash) if size <= most), 0)
+        by_hash = sorted(sizes.items())
+        begin = next((i for i, (_, size) in enumerate(by_hash[:-1]) if size <= most), None)
+        if begin is None:
+            smallest, held = min(by_hash, key=lambda unit: unit[1])
+            return Rule(self.longest, smallest + 1, held / total, smallest)
         least, held = by_hash[begin]
         below = least + 1
-        for digest, size in by_hash[begin + 1 :]:
+        for digest, size in by_hash[begin + 1 : -1]:
             if held + size > most:
                 break
             held += size
@@ -105,9 +111,9 @@ class Divided:
     most_bytes: int | None
     """The bytes to read of a longer text that were asked for; None for all of it."""
     limit: int | None
-    """`most_bytes` if the text has more; None if all of the text is read."""
+    """`most_bytes` if the text has more, as far as is known; None if all of the text is read."""
     size: int
-    """The bytes of UTF-8 text in both splits. For a large text this is an estimate."""
+    """The bytes of UTF-8 text in both splits. If they do not fit into memory, this is an estimate."""
     rule: Rule
     text: Sequence[Piece] | None = field(repr=False)
     """All pieces with their splits, if they fit into memory."""
@@ -116,17 +122,18 @@ class Divided:
         """Return all pieces, in order."""
         if self.text is not None:
             return self.text
-        return divide(self.source.pieces(self.limit), self.rule)
+        return divide(self.source.pieces(self.most_bytes), self.rule)
 
     def sample(self) -> Iterable[Piece]:
         """Return all pieces of a text of up to `SAMPLE_BYTES`, and some chunks of a larger text.
 
-        Then a larger share is held out than in `pieces`. What is `train` here is `train` in `pieces` too.
+        Then at least the share is held out that is in `pieces`, of the same units. What is `train` here is
+        `train` in `pieces` too.
         """
         if self.text is not None:
             return self.text
-        rule = max(self.rule, Rule.of(SAMPLE_BYTES), key=lambda rule: rule.below)
-        return divide(self.source.pieces(SAMPLE_BYTES), rule)
+        below = max(self.rule.below, Rule.of(SAMPLE_BYTES).below)
+        return divide(self.source.pieces(SAMPLE_BYTES), replace(self.rule, below=below))
 
     def to_learn_from(self) -> list[str]:
         """Return text to learn a vocabulary from: chunks spread over the training text.
@@ -163,6 +170,9 @@ def divide_corpus(
         if rule.share and not exact.below and text:
             why = "the text is a single document, or has a single prompt"
             notice_once(f"{source.files[0]}: nothing is held out, as {why}")
+        if exact.share > rule.share + _MUCH_MORE:
+            shares = f"{exact.share:.0%} of the text is held out, not {rule.share:.0%}"
+            notice_once(f"{source.files[0]}: {shares}: no smaller part of it stays together")
         rule = exact
     return Divided(
         source=source,
@@ -188,7 +198,19 @@ class _Read(NamedTuple):
 
 
 def _read_what_fits(source: Corpus, most_bytes: int | None) -> _Read:
-    """Read a corpus, or `most_bytes` of it, if that fits into memory. Otherwise say how much it is."""
+    """Read a corpus, or `most_bytes` of it, if that fits into memory. Otherwise say how much it is.
+
+    What fits has at most `SAMPLE_BYTES`. With a size that is known before reading, that of the files:
+
+    | `most_bytes` | fits | pieces | size | limit |
+    | --- | --- | --- | --- | --- |
+    | none, or no less than the files have | yes | all | of these | None |
+    | the same, but the text has more | yes | those that are read | of these | `most_bytes` |
+    | less than the files have | yes | those that are read | of these | `most_bytes` |
+    | less than the files have | no | None | `most_bytes` | `most_bytes` |
+    | none, or no less than the files have | the files do not | None | of the files | None |
+    | the same | only the text does not | None | of what fitted, so too small | `most_bytes` |
+    """
     total = source.size()
     if total is None:
         return _read_without_size(source, most_bytes)
@@ -197,10 +219,14 @@ def _read_what_fits(source: Corpus, most_bytes: int | None) -> _Read:
     if size > SAMPLE_BYTES:
         return _Read(None, size, limit)
     pieces, read = _read_beginning(source, most_bytes)
+    # Files can have more text than their size says. Parquet stores a repeated text once, and a template adds
+    # to each example.
+    if most_bytes is not None and read > most_bytes:
+        limit = most_bytes
     is_all_asked_for = most_bytes is not None and most_bytes <= SAMPLE_BYTES
     if is_all_asked_for or read <= SAMPLE_BYTES:
         return _Read(pieces, read, limit)
-    return _Read(None, size, limit)  # Parquet can hold more text than its size says
+    return _Read(None, read, most_bytes)
 
 
 def _read_without_size(source: Corpus, most_bytes: int | None) -> _Read:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.prepare import prepare_named, prepare_text
+from gpt.data.prepare import check_reading, prepare_named, prepare_text
 from gpt.data.prepared import Prepared, is_prepared
 from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import Divided, divide_corpus
@@ -73,14 +73,15 @@ def evaluate(
         )
     if split is None and val_fraction is not None:
         raise InputError("--val_fraction divides the text: give --split train or --split val too")
-    model, tokenizer, template = load_with_template(checkpoint, device)
     reading = Reading(
         val_fraction=val_fraction,
         most_bytes=most_bytes,
         text_column=text_column,
         skip_bad_rows=skip_bad_rows,
-        template=template or DEFAULT_TEMPLATE,
     )
+    check_reading(data, reading)
+    model, tokenizer, template = load_with_template(checkpoint, device)
+    reading = replace(reading, template=template or DEFAULT_TEMPLATE)
     part = _prepare(tokenizer, data, split, reading)
     _check_template(part.prepared, template)
     scored = in_precision(model, precision)

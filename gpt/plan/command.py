@@ -11,6 +11,7 @@ from gpt.cores import cores
 from gpt.data.corpus import Corpus
 from gpt.data.find import find_corpus
 from gpt.data.options import DataOptions
+from gpt.data.prepare import check_reading, open_prepared
 from gpt.data.prepared import Prepared, is_prepared
 from gpt.data.reading import Reading
 from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
@@ -89,7 +90,9 @@ def plan(arguments: list[str]) -> None:
         raise
     given = {name: value for name, value in options.items() if value is not None}
     times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
-    planner = Planner(given, Reading.of(given, "data."), start_seconds=_LEAST_SECONDS / 2)
+    reading = Reading.of(given, "data.")
+    check_reading(given["data.corpus"], reading)
+    planner = Planner(given, reading, start_seconds=_LEAST_SECONDS / 2)
     _print_plans(planner, times)
     named = given.get("model.init_from")
     if named or cached(_USUAL):
@@ -155,7 +158,7 @@ class Planner:
             kept["batch_size"] *= process_count()
         self._given = Given(**kept)
         self._name = given.get("data.corpus", DataOptions.corpus)
-        self._corpus = Prepared(self._name) if is_prepared(self._name) else find_corpus(self._name, reading)
+        self._corpus = _open(self._name, reading)
         self._vocab_size = _given_vocabulary_size(given)
         self._device = given.get("trainer.accelerator"), given.get("trainer.precision")
         self._reading = reading
@@ -211,6 +214,10 @@ class Planner:
 
     def _seconds_gone(self) -> float:
         return self._start_seconds if self._began is None else time.perf_counter() - self._began
+
+
+def _open(name: str, reading: Reading) -> Corpus | Prepared:
+    return open_prepared(name, reading) if is_prepared(name) else find_corpus(name, reading)
 
 
 def _field(option: str) -> str:

@@ -4,6 +4,8 @@ import os
 import time
 from dataclasses import replace
 
+from gpt.data.prepare import check_reading
+from gpt.data.reading import Reading
 from gpt.errors import InputError
 from gpt.plain import seconds_of
 from gpt.plan.command import KEPT, Planner
@@ -45,8 +47,12 @@ def start(
     asked = given.asked
     how = start_options(asked)
     minutes = _minutes(how, asked)
+    typed_reading = Reading.of(given.own, "data.")  # recipes and resumed runs may have others
+    if "data.corpus" in asked:
+        check_reading(asked["data.corpus"], typed_reading)
     saved = _saved(command, how, given, claim)
     if saved is not None:
+        check_reading(saved.options.data.corpus, typed_reading)
         return saved
     has_end = minutes is not None or bool(asked.keys() & {"config", "model.init_from", *LIMITS})
     if not has_end:

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from gpt.data.options import DataOptions
 from gpt.data.prepare import prepare_named
-from gpt.data.prepared import Prepared, positions_for
+from gpt.data.prepared import Prepared, is_prepared, positions_for
 from gpt.data.split import held_out_bytes
 from gpt.errors import InputError
 from gpt.plain import as_dict
@@ -124,11 +125,12 @@ def _defaults(weights: StoredModel, given: Values, context: int, minutes: float 
 def _within_minutes(shape: Shape, given: Values, minutes: float, steps: int) -> Values:
     """Return the defaults of a tuning with a time limit; `steps` would be usual without one."""
     machine = time_machine(given.get("trainer.accelerator"), given.get("trainer.precision"))
+    corpus = given.get("data.corpus", DataOptions.corpus)
     most = bytes_to_read(machine, minutes, _LEAST_TUNED, shape)
     batches = held_out_bytes(most) / BYTES_PER_TOKEN / shape.tokens  # of held-out text
     # To score a batch takes a third of a step. With two steps for each, a validation takes a seventh.
     values: Values = {
-        "data.most_bytes": most,
+        "data.most_bytes": None if is_prepared(corpus) else most,
         "trainer.max_time": f"{60 * minutes}s",
         "early_stopping": _PATIENCE,
         "trainer.val_check_interval": max(steps // _VALIDATIONS, round(2 * batches)),

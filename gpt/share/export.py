@@ -1,6 +1,7 @@
 """`gpt export`: write a model for other programs, or as a page for people who have no such program."""
 
 import math
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -55,7 +56,10 @@ def export_weights(
         )
     if output is None:
         output = Path("exported.html" if format == "html" else "exported")
-    check_free(output)
+    if format != "html":
+        check_free(output)
+    elif os.path.lexists(output):  # an empty folder cannot become a file
+        raise InputError(f"{output} exists already: choose another name")
     if push is not None and (format != "hf" or push.count("/") != 1):
         raise InputError(f"--push {push}: expected OWNER/NAME of the hub, and --format hf")
     path = find(checkpoint)

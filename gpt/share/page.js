@@ -92,7 +92,8 @@ function settings() {
   }
   if ($("top_k").value > 0) form.top_k = Number($("top_k").value);
   const seed = $("seed").value.trim();
-  if (seed) form.seed = /^-?\d+$/.test(seed) ? Number(seed) : seed;  // an error says what is not a number
+  const isNumber = /^-?\d+$/.test(seed) && Number.isSafeInteger(Number(seed));
+  if (seed) form.seed = isNumber ? Number(seed) : seed;  // an error says what is no number, or too large a one
   if ($("stop").value) form.stop = $("stop").value.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
   return form;
 }

@@ -72,7 +72,7 @@ class Writer {
    */
   async complete(form, take, stopped) {
     const { snapshot, echo, max_tokens, seed = Math.floor(Math.random() * 2 ** 52) } = form;
-    if (!Number.isInteger(seed)) throw new Error(`the seed must be a whole number, got ${seed}`);
+    if (!Number.isSafeInteger(seed)) throw new Error(`the seed must be a whole number of at most 53 bits, got ${seed}`);
     let drawn = 0;
     const number = () => uniform(seed, drawn++);
     const prompt = await this.prompt(form, number, stopped);

@@ -61,6 +61,14 @@ def test_the_most_bytes_of_a_compressed_text_are_bytes(tmp_path):
     assert 1 << 20 <= sum(len(piece.text.encode()) for piece in pieces) <= (1 << 20) + 2 * CHUNK_BYTES
 
 
+@pytest.mark.parametrize("rows", [4, 1], ids=["some are longer than a chunk", "one fills all chunks"])
+def test_the_first_row_of_long_ones_is_read_whatever_the_limit(tmp_path, rows):
+    texts = [f"row {number}".ljust(4_000_000 // rows, ".") for number in range(rows)]
+    corpus = find_corpus(str(write_texts(tmp_path / "a.jsonl", texts)))
+    read = list(corpus.pieces(300_000))
+    assert read and read[0].text.startswith("row 0")
+
+
 def test_an_estimated_size_counts_by_weight(tmp_path, weighted):
     write(tmp_path / "c.gz", gzip.compress(b"ten bytes\n" * 1000))
     corpus = find_corpus(weighted({"c.gz": 0.25}))

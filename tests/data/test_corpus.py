@@ -91,6 +91,28 @@ BAD_FILES = {
     "a number in an array": ("a.json", '[\n{"text": "x"}, 7]', "in line 2: expected an object, got 7"),
     "thousands of digits in an array": ("a.json", f'[\n{{"text": {"7" * 5000}}}]', "in line 2: Exceeds the"),
     "text after an array": ("a.json", '[{"text": "x"}]\n{}', "in line 1: text follows the end of the array"),
+    "text long after an array": (
+        "a.json",
+        '[{"text": "x"}]' + "\n" * 600_000 + "{}",
+        "in line 1: text follows the end of the array",
+    ),
+    "two commas in an array": ("a.json", '[\n{"text": "x"},\n,{}]', "in line 3: the array is no JSON, Expec"),
+    "a comma before an array": (
+        "a.json",
+        '[,\n{"text": "x"}]',
+        "in line 2: the array is no JSON, Expecting v",
+    ),
+    "no comma in an array": (
+        "a.json",
+        '[{"text": "x"}\n{}]',
+        "in line 2: .* no JSON, Expecting ',' delimiter",
+    ),
+    "an array without an end": ("a.json", '[{"text": "x"}', "in line 1: .* no JSON, Expecting ',' delimiter"),
+    "two CSV columns of one name": (
+        "a.csv",
+        "text,text\nx,y\n",
+        r"a\.csv has two columns 'text': rename one",
+    ),
     "too many values": (
         "a.csv",
         "id,text\n1,x\n2,y,z\n",
@@ -187,6 +209,20 @@ def test_a_line_of_json_has_a_limit(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "' + b"x" * (64 << 20)))
     with memory_limit(20 << 20), pytest.raises(InputError, match="in line 1: has more than 1 MB"):
         documents(path)
+
+
+def test_a_value_of_an_array_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt.data.json_array.LONGEST_VALUE", 1 << 20)
+    texts = "\n".join(f'{{"text": "{text}"}},' for text in ("a", "x" * (3 << 20)))
+    with pytest.raises(InputError, match=r"a\.json in line 2: a value of the array has more than 1 MB$"):
+        documents(write(tmp_path / "a.json", f"[{texts}]"))
+
+
+def test_a_last_line_without_an_end_is_measured_without_what_stands_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt.data.rows.LONGEST_VALUE", 1 << 20)
+    texts = ["a" * 200_000, "b" * 1_000_000]
+    path = write(tmp_path / "a.jsonl", "\n".join(f'{{"text": "{text}"}}' for text in texts))
+    assert documents(path) == texts
 
 
 def test_a_line_that_is_too_long_is_one_bad_row(tmp_path, monkeypatch, capsys):

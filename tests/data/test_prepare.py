@@ -264,9 +264,16 @@ def test_a_folder_of_another_version_is_no_text(rows, tmp_path):
 @pytest.mark.parametrize("options", [{"output": "new"}, {"val_fraction": 0.5}, {"text_column": "text"}])
 def test_what_is_prepared_is_not_prepared_in_another_way(rows, workplace, options):
     folder = prepare(str(rows), "old", vocab_size=500)
-    with pytest.raises(InputError, match="old is prepared already: to have it in another way, give the text"):
+    with pytest.raises(InputError, match=r"old is prepared already: to have it .*give the text itself"):
         prepare(str(folder), vocab_size=500, **options)
     assert not Path("new").exists()
+
+
+def test_options_of_a_recipe_that_change_nothing_in_a_prepared_folder_are_told(rows, workplace, capsys):
+    data = TokenData(str(prepare(str(rows), "old", vocab_size=500)), 500, val_fraction=0.5, most_bytes=10**6)
+    assert data.prepared.counts["val"].bytes < data.prepared.counts["train"].bytes / 5
+    told = "old is prepared already, so val_fraction 0.5 and most_bytes 1000000 of a config or a run changes"
+    assert told in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_not_touched(rows, tmp_path):

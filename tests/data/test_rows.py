@@ -14,6 +14,7 @@ from corpora import documents, memory_limit, write, write_rows
 
 from gpt.data.encoding import CHUNK_BYTES
 from gpt.data.find import find_corpus
+from gpt.data.json_array import array_rows
 from gpt.data.rows import read_rows
 from gpt.errors import InputError
 
@@ -33,7 +34,15 @@ def test_one_array(tmp_path, indent, before, end):
     rows = [{"id": number, "text": text, "list": [1, [2]]} for number, text in enumerate(TEXTS)]
     array = json.dumps(rows, indent=indent).removesuffix("]")
     assert documents(write(tmp_path / "a.json", before + array + end)) == TEXTS
-    assert documents(write(tmp_path / "none.json", before + "[" + end)) == []
+    assert documents(write(tmp_path / "none.json", before + "[" + end.replace(",", ""))) == []
+
+
+@pytest.mark.parametrize("cut", range(1, 24))
+def test_an_array_that_is_cut_anywhere_has_the_same_values(cut):
+    text = '[ 12 ,\n-3.5e2,"a" , {} ,]\n'
+    parts = (text[at : at + cut] for at in range(0, len(text), cut))
+    rows = [(row.number, row.value) for row in array_rows(parts)]
+    assert rows == [(1, 12), (2, -350.0), (2, "a"), (2, {})]
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -119,8 +128,8 @@ def test_three_columns_by_name(tmp_path):
     rows = [{"task": ASKED, "context": "The input.", "reply": ANSWER}, {"task": ASKED, "reply": ANSWER}]
     path = write_rows(tmp_path / "a.jsonl", rows)
     assert documents(path, text_column="task, context, reply") == [WITH_INPUT, EXAMPLE]
-    with pytest.raises(InputError, match=r"names 4 columns: expected .*PROMPT,INPUT,COMPLETION"):
-        documents(path, text_column="a,b,c,d")
+    with pytest.raises(InputError, match=r"has no column 'task,context,reply,id', it has .*PROMPT,INPUT,COM"):
+        documents(path, text_column="task,context,reply,id")
     with pytest.raises(InputError, match="has no column 'task,context,answer', it has task, context, reply"):
         documents(path, text_column="task,context,answer")
 
@@ -172,6 +181,15 @@ def test_a_first_row_without_the_column_does_not_decide(tmp_path, capsys, whole,
     assert f"{path}: left out 2 rows without {needed}; the first has id" in capsys.readouterr().err
     with pytest.raises(InputError, match="has no column 'text', it has id: choose one"):
         documents(write_rows(path, [{"id": 1}, {"note": 1}]))
+    with pytest.raises(InputError, match="has no column 'text', it has nothing: choose one"):
+        documents(write_rows(path, [{}]))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_column_may_have_commas_in_its_name(tmp_path, name):
+    column = "title, year, place, text"
+    path = write_rows(tmp_path / name, [{column: "x", "id": "1"}])
+    assert documents(path, text_column=column) == ["x"]
 
 
 @pytest.mark.parametrize("row", [{"text": ""}, {"text": None}, {"prompt": ASKED, "completion": " "}])
@@ -294,6 +312,11 @@ QUOTED = {
 @pytest.mark.parametrize("text", QUOTED.values(), ids=QUOTED)
 def test_what_is_quoted_in_a_header_separates_nothing(tmp_path, text):
     assert documents(write(tmp_path / "a.csv", text)) == ["x"]
+
+
+def test_only_a_column_that_is_read_needs_a_name_of_its_own(tmp_path):
+    """Spreadsheets write empty names beyond the last column."""
+    assert documents(write(tmp_path / "a.csv", "text,,\nx,,\n")) == ["x"]
 
 
 def test_a_blank_in_a_quoted_name_says_nothing_of_the_rows(tmp_path):

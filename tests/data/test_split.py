@@ -6,6 +6,8 @@ import random
 import re
 from itertools import groupby
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpora import write, write_rows, write_texts
 from hypothesis import HealthCheck, given, settings
@@ -84,6 +86,24 @@ def test_an_example_is_whole_and_decided_by_its_prompt(tmp_path):
     assert all(next(run).first for _, run in groupby(pieces, key=lambda piece: piece.split))
 
 
+@pytest.mark.parametrize("variant", range(6))
+def test_a_prompt_with_most_of_the_examples_is_trained_on(tmp_path, variant, capsys):
+    """Whichever of the two has the lower hash."""
+    rows = [{"prompt": f"{variant} often?", "completion": "yes"}] * 99
+    rows += [{"prompt": f"{variant} rarely?", "completion": "no"}]
+    corpus = divide_corpus(find_corpus(str(write_rows(tmp_path / "a.jsonl", rows))), 0.001)
+    assert text_of(corpus.pieces(), "val").count(f"{variant} rarely?") == 1
+    assert text_of(corpus.pieces(), "train").count(f"{variant} often?") == 99
+    assert "held out" not in capsys.readouterr().err
+
+
+def test_the_user_is_told_if_much_more_is_held_out_than_was_asked_for(tmp_path, capsys):
+    rows = [{"prompt": f"{i % 2}?", "completion": "yes"} for i in range(100)]
+    corpus = divide_corpus(find_corpus(str(write_rows(tmp_path / "a.jsonl", rows))), 0.1)
+    assert corpus.rule.share == 0.5
+    assert "a.jsonl: 50% of the text is held out, not 10%: no smaller part" in capsys.readouterr().err
+
+
 def test_half_a_character_in_a_prompt_decides_as_its_replacement(tmp_path):
     """JSON can write one half of a surrogate pair, which UTF-8 cannot hold."""
     path = write(tmp_path / "a.jsonl", r'{"prompt": "a\ud83d", "completion": "b"}')
@@ -132,6 +152,43 @@ def test_a_large_text_is_sampled_from_all_of_it(tmp_path, small, name):
     assert 0.4 < sum(places) / len(places) < 0.6
 
 
+@pytest.fixture
+def repeated(tmp_path):
+    """A Parquet file of 200 KB: 40 texts, each of which stands in 5 rows and is stored once."""
+    texts = [f"{number:04} {prose(4900, number)}" for number in range(40)]
+    values = pa.DictionaryArray.from_arrays(pa.array(list(range(40)) * 5, pa.int32()), texts)
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet", store_schema=False)
+    corpus = find_corpus(str(tmp_path / "a.parquet"))
+    assert corpus.size() < 210_000
+    return corpus
+
+
+def test_a_file_with_more_text_than_its_size_says_is_sampled_in_the_same_units(repeated, small):
+    corpus = divide_corpus(repeated, 0.05)
+    assert corpus.text is None
+    held_out = [piece.text for piece in corpus.pieces() if piece.split == "val"]
+    learned = "\n".join(piece.text for piece in corpus.sample() if piece.split == "train")
+    assert held_out and not [text for text in held_out if text in learned]
+
+
+def test_all_of_a_text_is_read_only_if_it_has_no_more_than_is_asked_for(repeated):
+    """Its size in the file says little: 200 KB hold 1 MB of text."""
+    part = divide_corpus(repeated, most_bytes=400_000)
+    assert part.limit == 400_000 and part.size == len(text_of(part.pieces())) < 800_000
+    for most in (None, 2_000_000):
+        whole = divide_corpus(repeated, most_bytes=most)
+        assert whole.limit is None and whole.size == len(text_of(whole.pieces())) == 40 * 4905 * 5
+
+
+def test_most_bytes_are_kept_to_where_only_the_size_says_that_all_fits(repeated, small):
+    part = divide_corpus(repeated, most_bytes=600_000)
+    assert part.text is None and part.limit == 600_000
+    assert 600_000 <= len(text_of(part.pieces())) < 620_000
+    for corpus in (part, divide_corpus(repeated)):
+        assert corpus.size >= 300_000  # as much was read to find it out
+    assert len(text_of(divide_corpus(repeated).pieces())) == 40 * 4905 * 5
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
 def test_most_bytes_draws_parts_that_more_of_them_contain(tmp_path, small, name):
     rows = [f"{number:04} {prose(300, number)}\n" for number in range(2000)]
@@ -151,6 +208,19 @@ def test_most_bytes_draws_parts_that_more_of_them_contain(tmp_path, small, name)
     few, more = (set(re.findall(r"\b[01]\d{3}\b", text)) for text in (few, more))
     assert len(few) > 10
     assert len(few - more) <= len(few) / 5  # which are cut at their ends
+
+
+@pytest.mark.parametrize(("size", "most"), [(1_100_000, 100_000), (10_000_000, 300_000), (10_000_000, 10**6)])
+def test_few_bytes_of_a_text_come_from_all_of_it(tmp_path, size, most):
+    """In pieces, which begin documents. The beginning is read, and of more bytes the same and more."""
+    lines = [f"{number:07} of the lines\n" for number in range(size // 21)]
+    corpus = find_corpus(str(write(tmp_path / "a.txt", "".join(lines))))
+    read, more = (text_of(corpus.pieces(most)) for most in (most, 2 * most))
+    assert len(read) == pytest.approx(most, rel=0.2)
+    places = [int(number) for number in re.findall(r"\d{7}", read)]
+    assert places[0] == 0 and places[-1] > 0.85 * len(lines)
+    assert sum(places) / len(places) / len(lines) == pytest.approx(0.5, abs=0.1)
+    assert set(places) <= {int(number) for number in re.findall(r"\d{7}", more)}
 
 
 def test_a_sparse_file_of_gigabytes_is_read_where_it_is_drawn(tmp_path):

@@ -140,6 +140,10 @@ BAD = {
         "--data words.txt --val_fraction 2",
         "--val_fraction divides the text: give --split train or --split val",
     ),
+    "another share of what is prepared": (
+        "--data train --split val --val_fraction 0.3",
+        "train is prepared already: to have it with another val_fraction, give the text itself",
+    ),
     "another vocabulary": ("--data own", "prepared with vocab_size 300, not 300, or with another vocabulary"),
 }
 

@@ -14,9 +14,9 @@ from tiny_runs import gpt, summary
 from gpt import GPT, GPTConfig
 from gpt.cores import cores
 from gpt.data.find import find_corpus
-from gpt.data.prepare import prepare
+from gpt.data.prepare import prepare, prepare_named, prepare_text
 from gpt.data.prepared import Prepared
-from gpt.data.reading import Reading
+from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import SPLITS, divide_corpus
 from gpt.plan import command
 from gpt.plan.command import Planner, measure, measure_prepared
@@ -24,6 +24,7 @@ from gpt.plan.rule import bytes_to_read
 from gpt.run.options import Options
 from gpt.run.origin import Origin
 from gpt.run.start import start
+from gpt.text.tokenizer import Tokenizer
 from gpt.training import speed
 from gpt.training.speed import Machine
 
@@ -102,6 +103,20 @@ def test_a_text_is_measured_as_its_run_reads_it(size, most, place, planned):
     assert measured.val_fraction == pytest.approx(sizes[1] / sum(sizes), abs=1e-6)
     read = float(planned("mine.yaml --minutes 1")[1].split()[-2])
     assert read == pytest.approx(1.2 * size / 1e6, rel=0.05)
+
+
+def test_what_a_plan_reads_in_part_is_not_taken_for_the_whole_text(place, monkeypatch):
+    """Short examples have more text than their file has bytes."""
+    Path("c.csv").write_text(
+        "prompt,completion\n" + "".join(f"{i},{i + 1}\n" for i in range(20_000)), "utf-8"
+    )
+    monkeypatch.setattr(command, "bytes_to_read", lambda *_: 300_000)
+    tokenizer = Tokenizer("gpt2", vocab_size=300)
+    planner = Planner({"data.corpus": "c.csv", **ON_CPU}, DEFAULT_READING)
+    assert planner.plan(10).text.most_bytes == 300_000
+    part, whole = prepare_text(planner.text, tokenizer), prepare_named("c.csv", tokenizer)
+    examples = [sum(prepared.counts[split].documents for split in SPLITS) for prepared in (part, whole)]
+    assert examples[0] < examples[1] == 20_000
 
 
 def test_records_are_told_from_prose(place):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import checkpoint, contents, fit, gpt, result
 
+from gpt.data.prepare import prepare
 from gpt.run.arguments import scan
 from gpt.run.options import OPTIONS, Options
 from gpt.run.start import start
@@ -24,6 +25,31 @@ def test_the_config_of_a_resumed_run_repeats_it_wherever_it_lies(workplace):
     assert gpt("fit --config moved.yaml --run again") == 0
     assert checkpoint("again").run.step == 4
     assert result("again")[1][0]["step"] == "2"  # from the beginning
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"fit old {FEW} --run r --data.val_fraction 0.5",
+        "fit --resume runs/mine --data.corpus old --data.text_column text",
+        "fit old --minutes 1 --data.most_bytes 1000",
+        "plan old --data.skip_bad_rows 1",
+    ],
+)
+def test_typed_options_of_reading_are_refused_for_a_prepared_folder(command, mine, refusal):
+    prepare("text.txt", "old", vocab_size=300)
+    assert "old is prepared already: to have it with another " in refusal(command)
+
+
+def test_a_recipe_and_a_resumed_run_may_have_options_of_reading_for_a_prepared_folder(workplace, capsys):
+    """As `docs/cluster.md` trains on one with the recipes of GPT-2."""
+    prepare("text.txt", "old", vocab_size=300)
+    Path("recipe.yaml").write_text("data: {val_fraction: 0.4}", "utf-8")
+    command = f"--config recipe.yaml --data.corpus old {FEW} --run r --resume auto_or_new"
+    assert fit(command) == 0
+    assert "old is prepared already, so val_fraction 0.4 of a config" in capsys.readouterr().err
+    assert gpt("fit --resume runs/r --trainer.max_steps 4") == 0
+    assert gpt("validate runs/r") == 0
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ def test_the_command_writes_a_file_and_its_size(options, name, place, capsys):
 def test_the_command_refuses_what_it_cannot_write(place, refusal, monkeypatch):
     (place / "mine.html").touch()
     assert "mine.html exists already" in refusal(f"{EXPORT} --output mine.html")
+    (place / "folder").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt.share.export.read_weights", lambda _: pytest.fail("weights are read"))
+        assert "folder exists already" in refusal(f"{EXPORT} --output folder")
     assert "runs/mine is not at hand" in refusal(f"{EXPORT} --output text.html --with_text")
     monkeypatch.setattr(file, "LARGEST", 50_000)
     error = refusal(f"{EXPORT} --output large.html")

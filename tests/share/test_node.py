@@ -283,6 +283,13 @@ def test_requests_are_answered_as_the_server_does(exported):
     np.testing.assert_allclose(seen["weights"], attention["weights"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("seed", [2**53 + 1, "9007199254740993", "one", 0.5])
+def test_a_seed_that_javascript_cannot_hold_is_refused(exported, seed):
+    (message,) = exported(tied())(["broken", "complete", {"prompt": "", "max_tokens": 1, "seed": seed}])
+    got = 2**53 if seed == 2**53 + 1 else seed
+    assert message == f"the seed must be a whole number of at most 53 bits, got {got}"
+
+
 def test_a_conversation_is_the_templates(exported):
     template = Template(system="S{content}\n", user="U {content}$&\n", assistant="A: {content}")
     tokenizer = Tokenizer(vocab_size=300)
