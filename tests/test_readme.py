@@ -133,7 +133,9 @@ def test_every_block_runs_in_order(folder):
         err = run(folder, *interpreter, block)
         assert "curl " not in block or "status 200" in err
     resumed = folder / "runs" / "steps"
-    assert json.loads((resumed / "summary.json").read_text("utf-8"))["steps"] == 6  # README resumes it for more
+    assert (
+        json.loads((resumed / "summary.json").read_text("utf-8"))["steps"] == 6
+    )  # README resumes it for more
     (holds,) = re.findall(r"`runs/NAME/` holds (.*?) \(", README, re.S)
     names = re.findall(r"`([\w.]+)/?`", holds)
     assert len(names) == 7 and [name for name in names if not (resumed / name).exists()] == []
