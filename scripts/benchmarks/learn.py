@@ -50,7 +50,7 @@ print(nats / (len(ids) - 1) / np.log(2))
 """
 SEEDS = (1337, 1338, 1339)
 SHARES = (1.0, 0.4, 0.13)  # of nanoGPT's time
-SHORT = 20.0  # seconds of training, for which the recipe is too slow to start; nothing is read twice
+SHORT = 15.0  # seconds of training, for which the recipe is too slow to start; nothing is read twice
 SHORT_RECIPE = (
     "--model.optimizer.warmup_steps 10 --model.optimizer.lr 1.2e-2 --model.optimizer.rest_lr 1.2e-2 "
     "--data.bpe_dropout 0"
