@@ -121,7 +121,7 @@ class Training:
 
 
 def _whole_path(name: str) -> str:
-    """Return the absolute path of a file or folder; a name of something else is returned as it is."""
+    """Return the absolute path of a file or folder that exists, and any other name unchanged."""
     return os.path.abspath(name) if os.path.exists(name) else name
 
 

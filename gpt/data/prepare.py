@@ -8,7 +8,7 @@ The result is a prepared folder.
 | `check_reading` | options that a user gives | refuses those that cannot change a prepared folder |
 | `prepare_named` | a corpus by its name | finds its files; `_open_or_make` reads them, if it has to |
 | `open_prepared` | a prepared folder | opens it, and tells which options change nothing |
-| `prepare_text` | a text that a plan has divided or opened | gives it to `_open_or_make` as it is |
+| `prepare_text` | a text that a plan has divided or opened | hands it to `_open_or_make` |
 | `_open_or_make` | both of these | opens the folder whose key fits, or makes it with `_make_folder` |
 | `_make_folder` | a text without a folder | learns the vocabulary, if it has to be, and writes all files |
 

@@ -187,7 +187,7 @@ def divide_corpus(
 
 
 class _Read(NamedTuple):
-    """What is read of a corpus."""
+    """The part of a corpus that is read."""
 
     pieces: list[Piece] | None
     """All pieces that are read, if they fit into memory."""
