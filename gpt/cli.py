@@ -3,26 +3,27 @@
 import argparse
 import inspect
 import io
+import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from pkgutil import resolve_name
-from types import NoneType
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from gpt.cores import limit_threads
 from gpt.errors import InputError, did_you_mean
 from gpt.home import ensure_home
 from gpt.imports import importing
-from gpt.plain import check_options, kind_in_words, values_in, with_first
+from gpt.plain import check_not_null, check_options, kind_in_words, parse_yaml, values_in, with_first
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import ArgumentParser
 
 # For each command: its MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
 # function's typed parameters are the options, and its docstring is their help. Commands in `OWN_PARSERS`
@@ -115,8 +116,6 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
     if name not in COMMANDS:
         meant = did_you_mean(name, COMMANDS, before=", ") or f", expected one of {', '.join(COMMANDS)}"
         raise InputError(f"unknown command{meant}")
-    import jsonargparse
-
     ensure_home()
     limit_threads()
     if name in WITH_TEXT:
@@ -124,35 +123,55 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
     code, _, _ = COMMANDS[name]
     with importing(alone):
         function: Callable[..., object] = resolve_name(f"gpt.{code}")
-    try:
-        if name in OWN_PARSERS:
-            more = {"began": began, "alone": alone} if name in TIMED else {}
+    if name in OWN_PARSERS:
+        more = {"began": began, "alone": alone} if name in TIMED else {}
+        with _told_as_input_errors(name):
             function([name, *arguments], **more)
-            return
-        hints = get_type_hints(function)
-        hints.pop("return", None)  # the others are the options
-        parser = _parser(name, function)
-        spelled = _spell_out(arguments, function)
-        _check_names(spelled, function)
-        try:
-            parsed = parser.parse_args(spelled)
-            _check_not_null(parsed, hints)
-            options = parser.instantiate(parsed)
-        except jsonargparse.ArgumentError:
-            _check_values(spelled, parser, function)
-            raise
-        given = {option: options[option] for option in hints}
-        for option, value in given.items():
-            if value is not None and _is_path(hints[option]):
-                given[option] = Path(value)
-            if isinstance(value, str) and _kind_of(hints[option])[1]:  # of a file for --config
-                given[option] = [value]
-        output = function(**given)
-        if isinstance(output, Path):
-            print(output)  # so that another command can use it
+        return
+    with _told_as_input_errors(name):
+        options = _options(name, function, arguments)
+    output = function(**options)
+    if isinstance(output, Path):
+        print(output)  # so that another command can use it
+
+
+@contextmanager
+def _told_as_input_errors(name: str) -> Iterator[None]:
+    """Raise an InputError that names the command's help for whatever parsing its options raises."""
+    import jsonargparse
+
+    try:
+        yield
     except (argparse.ArgumentError, jsonargparse.ArgumentError, UnicodeDecodeError, RecursionError) as error:
         late = "; a value without a name stands before all options" if _LEFT in str(error) else ""
         raise InputError(f"{error}{late} (see 'gpt {name} --help')") from None
+
+
+def _options(name: str, function: Callable[..., object], arguments: list[str]) -> dict[str, object]:
+    """Parse the arguments of a command whose options are the function's parameters; return their values."""
+    import jsonargparse
+
+    hints = get_type_hints(function)
+    hints.pop("return", None)  # the others are the options
+    parser = _parser(name, function)
+    spelled = _spell_out(arguments, function)
+    _check_names(spelled, function)
+    try:
+        parsed = parser.parse_args(spelled)
+        for option, hint in hints.items():
+            if parsed[option] is None:
+                check_not_null(option, hint, _expected(hint))
+        options = parser.instantiate(parsed)
+    except jsonargparse.ArgumentError:
+        _check_values(spelled, parser, function)
+        raise
+    given = {option: options[option] for option in hints}
+    for option, value in given.items():
+        if value is not None and _is_path(hints[option]):
+            given[option] = Path(value)
+        if isinstance(value, str) and _kind_of(hints[option])[1]:  # of a file for --config
+            given[option] = [value]
+    return given
 
 
 def _look_for_text(arguments: list[str]) -> None:
@@ -185,16 +204,10 @@ def _check_values(arguments: list[str], parser: "ArgumentParser", function: Call
     check_options(parser, arguments, typed)
 
 
-def _check_not_null(parsed: "Namespace", hints: dict[str, object]) -> None:
-    """Raise InputError for an option that is null in a file for --config, if it needs a value.
-
-    jsonargparse takes null for an option of any type.
-    """
-    for option, hint in hints.items():
-        if parsed[option] is None and NoneType not in get_args(hint):
-            kind, _ = _kind_of(hint)
-            expected = "a mapping" if is_dataclass(kind) else kind_in_words(kind)
-            raise InputError(f"--{option}: expected {expected}, got null")
+def _expected(hint: object) -> str:
+    """Return the type of an option's value in words."""
+    kind, _ = _kind_of(hint)
+    return "a mapping" if is_dataclass(kind) else kind_in_words(kind)
 
 
 def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
@@ -205,6 +218,8 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
     from gpt.help import HelpFormatter, value_name
 
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)  # of a dataclass's fields
+    jsonargparse.set_loader("plain", parse_yaml, (ValueError,))  # without aliases
+    jsonargparse.set_dumper("plain", json.dumps)
     docstring = parse_from_object(function)
     texts = {param.arg_name: " ".join((param.description or "").split()) for param in docstring.params}
     parser = jsonargparse.ArgumentParser(
@@ -213,6 +228,7 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
         description=docstring.description,
         epilog=f"example: gpt {name} {COMMANDS[name][2]}",
         formatter_class=HelpFormatter,
+        parser_mode="plain",
         exit_on_error=False,
         allow_abbrev=False,
     )
@@ -307,22 +323,31 @@ def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[st
         arguments = with_first(arguments, parameters[0].name)
     flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
     options = {f"--{parameter.name}" for parameter in parameters} | {"--config", "--help", "-h"}
+    return _with_values_joined(_with_flags_completed(arguments, flags), options)
+
+
+def _with_flags_completed(arguments: list[str], flags: set[str]) -> list[str]:
+    """Give each flag without a value the value true."""
+    return [
+        f"{word}=true" if word in flags and following.startswith("--") else word
+        for word, following in pairwise([*arguments, "--"])
+    ]
+
+
+def _with_values_joined(arguments: list[str], options: set[str]) -> list[str]:
+    """Join a value that begins with a dash with the option before it."""
 
     def is_option(word: str) -> bool:
         return re.split("[=.]", word, maxsplit=1)[0] in options
 
-    spelled: list[str] = []
-    for argument in arguments:
-        before = spelled[-1] if spelled else ""
-        if before in flags and argument.startswith("--"):
-            spelled[-1] = f"{before}=true"
-        elif is_option(before) and "=" not in before and argument.startswith("-") and not is_option(argument):
-            spelled[-1] = f"{before}={argument}"
-            continue
-        spelled.append(argument)
-    if spelled and spelled[-1] in flags:
-        spelled[-1] += "=true"
-    return spelled
+    joined: list[str] = []
+    for word in arguments:
+        before = joined[-1] if joined else ""
+        if is_option(before) and "=" not in before and word.startswith("-") and not is_option(word):
+            joined[-1] = f"{before}={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def message(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The shape of a GPT: one frozen, validated dataclass, and the named sizes. And how it usually writes."""
+"""The shape of a GPT: one frozen, validated dataclass, and the named sizes. Defaults for writing with it."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
@@ -68,6 +68,10 @@ class GPTConfig:
         weights = self.vocab_size + self.context_length + 12 * self.num_layers * self.emb_dim
         if self.context_length**2 > max(_LARGE_MASK, 4 * self.emb_dim * weights):
             raise InputError(f"context_length {self.context_length} needs a mask larger than the weights")
+        for field in fields(self):  # NumPy's numbers become plain ones, for JSON
+            kind = field.type
+            assert isinstance(kind, type)
+            object.__setattr__(self, field.name, kind(getattr(self, field.name)))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

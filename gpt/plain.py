@@ -148,6 +148,15 @@ def kind_in_words(kind: object) -> str:
     return re.sub(r"(Optional\[)?Literal\[(.+?)\]+", r"one of \2", inspect.formatannotation(kind))
 
 
+def check_not_null(name: str, kind: object, expected: str = "") -> None:
+    """Raise InputError for an option of a file that is null, unless its type allows it.
+
+    jsonargparse takes null for any type. `expected` describes the type, if it is not to be told by its name.
+    """
+    if NoneType not in get_args(kind):
+        raise InputError(f"--{name}: expected {expected or kind_in_words(kind)}, got null")
+
+
 def check_option(parser: "ArgumentParser", name: str, value: object, kind: object) -> None:
     """Raise InputError if an option, of a dotted name and this type, cannot have this value."""
     from jsonargparse import ArgumentError

@@ -52,6 +52,17 @@ def counted(number: int, name: str) -> str:
     return f"{number:,} {name}{'es' if name.endswith('s') else 's'}"
 
 
+def short(value: float, unit: str = "") -> str:
+    """Shorten a number to three digits and a letter, such as 1500000 to 1.5M, or to 1.5 MB of the unit B."""
+    space = " " if unit else ""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * size:  # what is rounded up to it
+            scaled = value / size
+            digits = f"{scaled:.3g}" if abs(scaled) < 999.5 else f"{scaled:,.0f}"
+            return f"{digits}{space}{letter}{unit}"
+    return f"{value:.3g}{space}{unit}"
+
+
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """Return the lines of a table: the first `left` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -104,10 +115,10 @@ def progress(
     """Show how much of `total` is done, the speed and the time left; yield a function that advances it.
 
     The function takes `(more, figures="", total=None)`: the increment, text to show, and a new total where
-    that is an estimate. The part already `done` does not count towards the speed. Bytes are shown as MB, with
-    the speed.
+    that is an estimate; None keeps the last one. A `total` of None is not known yet. The part already `done`
+    does not count towards the speed. Bytes are shown in a larger unit, with the speed.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # a process may be started without stderr
         yield _plain_lines(label, total, done, unit)
         return
     from rich import progress as rich
@@ -131,19 +142,21 @@ def _plain_lines(label: str, total: int | None, before: int, unit: str) -> Calla
     start = time.monotonic()
     last = start
     done = before
+    known = total
 
-    def advance(more: int, figures: str = "", total: int | None = total) -> None:
-        nonlocal done, last
+    def advance(more: int, figures: str = "", total: int | None = None) -> None:
+        nonlocal done, known, last
         done += more
+        known = total or known
         now = time.monotonic()
         if now - last < _SECONDS_BETWEEN_LINES:
             return
         last = now
         speed = (done - before) / (now - start)
-        count = f"{done} of {total} {unit}" if total else f"{done} {unit}"
+        count = f"{done} of {known} {unit}" if known else f"{done} {unit}"
         if unit == "bytes":
             count = f"{done / 1e6:.0f} MB, {speed / 1e6:.1f} MB/s"
-        left = f"{(total - done) / speed:.0f} s left" if total and total > done and speed else ""
+        left = f"{(known - done) / speed:.0f} s left" if known and known > done and speed else ""
         told = [part for part in (count, figures, left) if part]
         report(f"{label}: {', '.join(told)}", prefix="")
 

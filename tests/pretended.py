@@ -8,7 +8,7 @@ from gpt.files import write_json
 OPTIONS = {
     "model": {"init_from": None},
     "data": {"corpus": "my.txt", "vocabulary": None, "val_fraction": None},
-    "trainer": {"max_steps": 100},
+    "trainer": {"max_steps": 100, "accelerator": "cpu", "precision": "32-true"},
 }
 
 

@@ -196,6 +196,12 @@ def test_null_in_a_config_is_refused_where_a_value_is_needed(command, option, ki
     assert told == f"gpt {command.split()[0]}: --{option}: expected {kind}, got null\n"
 
 
+def test_an_alias_in_a_config_is_refused(workplace, refusal):
+    """Aliases of aliases expand without bound."""
+    (workplace / "alias.yaml").write_text("stop: &a [x]\nprompt: *a\n")
+    assert "it has an alias (*), write out what it stands for" in refusal("generate --config alias.yaml")
+
+
 def test_null_in_a_template_is_refused(workplace, refusal):
     (workplace / "null.yaml").write_text("template: {user: null}", "utf-8")
     assert "the template's user must be a text" in refusal("prepare text.txt --config null.yaml")

@@ -1,3 +1,6 @@
+import json
+
+import numpy as np
 import pytest
 
 from gpt import GPTConfig
@@ -26,6 +29,13 @@ def test_what_is_no_shape_is_refused_in_one_short_line(values, message):
     with pytest.raises(InputError, match=message) as error:
         GPTConfig.from_dict(values)
     assert "\n" not in str(error.value) and len(str(error.value)) < 250
+
+
+def test_numbers_of_numpy_become_plain():
+    values = {"emb_dim": np.int64(64), "num_heads": 2, "dropout": np.float32(0.5)}
+    config = GPTConfig(**values)
+    assert json.loads(json.dumps(config.to_dict()))["emb_dim"] == 64
+    assert (type(config.emb_dim), type(config.dropout)) == (int, float)
 
 
 def test_a_named_size_with_changes_goes_to_a_dict_and_back():

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from gpt import progress as progress_module
-from gpt.progress import emphasised, labelled, progress, report
+from gpt.progress import emphasised, labelled, progress, report, short
 
 
 @pytest.fixture
@@ -52,6 +52,40 @@ def test_a_terminal_gets_no_control_characters(monkeypatch):
     stream = terminal(monkeypatch)
     report(CLIPBOARD, prefix="")
     assert stream.getvalue() == "a\tb\n\\x1b]52;c;aGk=\\x07\\x9b\\r\\x00é\n"
+
+
+def test_a_total_that_is_not_known_at_first(clock, capsys):
+    with progress("training", None, unit="steps") as advance:
+        for total in (None, 90, None):  # the last one stays
+            clock[0] += 20.0
+            advance(10, "", total)
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 10 steps",
+        "training: 20 of 90 steps, 140 s left",
+        "training: 30 of 90 steps, 120 s left",
+    ]
+
+
+def test_without_stderr_nothing_is_shown(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)  # `2>&-`
+    with progress("drawing", 10) as advance:
+        advance(10)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (999, "", "999"),
+        (999_700, "", "1M"),
+        (1_500_000, "", "1.5M"),
+        (999_950_000, "B", "1 GB"),
+        (8.59e9, "B", "8.59 GB"),
+        (1.3e11, "B", "130 GB"),
+        (4.2e12, "B", "4,200 GB"),
+    ],
+)
+def test_numbers_are_short(value, unit, expected):
+    assert short(value, unit) == expected
 
 
 def test_a_pipe_gets_a_text_as_it_is(capsys):

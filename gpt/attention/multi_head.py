@@ -108,10 +108,10 @@ class MultiHeadAttention(nn.Module):
             key, value = cache.update(key, value)  # (B, H, S, K)
         dropout_p = self.dropout.p if self.training else 0.0
         # softmax(QK^T / sqrt(K)) V: (B, H, T, K)
-        result, weights, empty = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
+        result, weights, no_key = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
         out: Tensor = self.out_proj(result.transpose(1, 2).flatten(2))  # (B, T, d_out)
-        if empty is not None:  # a token with no key in any head gives zeros, without the bias
-            out = out.masked_fill(empty.all(dim=-3), 0.0)
+        if no_key is not None:  # a token with no key in any head gives zeros, without the bias
+            out = out.masked_fill(no_key.all(dim=-3), 0.0)
         return out if weights is None else (out, weights)
 
     def new_cache(

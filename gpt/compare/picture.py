@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from gpt.compare.interval import Interval, paired_interval
 from gpt.compare.result import Design, Outcomes, log_ratios
 from gpt.compare.trainings import Candidate
-from gpt.pictures.runs import COLOURS, short
+from gpt.pictures.figures import finish, legend_label
+from gpt.pictures.runs import COLOURS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _BAND = 0.2  # opacity of the spread over seeds
@@ -25,7 +25,7 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
     left, right = figure.subplots(1, 2)
     for candidate, colour in zip(design.candidates, cycle(COLOURS)):
         steps = common_steps(design, outcomes, candidate)
-        name = candidate.variant.name.replace("$", r"\$")
+        name = legend_label(candidate.variant.name)
         means, low, high = _spread(design, outcomes, candidate, steps)
         left.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
         left.fill_between(steps, low, high, color=colour, alpha=_BAND, linewidth=0)
@@ -48,7 +48,7 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
     right.set_title("Mean difference, with its 95 % interval", fontsize=11)
     right.set_ylabel("bits per byte, % from the base; below 0 is better")
     for axes in (left, right):
-        _finish(axes)
+        finish(axes, "step")
     return figure
 
 
@@ -87,12 +87,3 @@ def _spread(
 
 def _percent(logarithm: float) -> float:
     return 100 * math.expm1(min(logarithm, 1.0))  # wider bands would exceed the picture anyway
-
-
-def _finish(axes: "Axes") -> None:
-    axes.set_xlabel("step")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(short)
-    axes.legend(frameon=False)

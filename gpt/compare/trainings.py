@@ -20,6 +20,7 @@ from gpt.compare.variants import Variant, slug
 from gpt.data.find import named_corpus, shipped_corpora
 from gpt.data.folders import is_pattern
 from gpt.plain import JsonObject
+from gpt.training.device import Precision, choose_precision
 
 _SOURCE_FILES = (".py", ".cpp", ".json")
 _HASH = 10  # characters of a hash in a name
@@ -42,6 +43,12 @@ class Candidate:
             if value is not None:
                 whole[room] = {**whole[room], name: _whole_path(value)}
         return cls(variant, whole)
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of its runs, chosen once: each run's own timing could choose another."""
+        trainer = self.options["trainer"]
+        return choose_precision(trainer["accelerator"], trainer["precision"])
 
     @cached_property
     def digest(self) -> str:
@@ -115,6 +122,7 @@ class Training:
             *("fit", "--config", str(config), *self.text.options, "--data.corpus", corpus),
             *(() if weights is None else ("--model.init_from", weights)),
             *("--seed_everything", str(self.seed), "--trainer.max_steps", str(self.steps)),
+            *("--trainer.precision", self.candidate.precision),
             *("--trainer.max_epochs", "-1", "--trainer.max_time", "null", "--early_stopping", "null"),
             *("--snapshot_megabytes", "0", "--run", self.name, "--resume", "auto_or_new"),
         ]

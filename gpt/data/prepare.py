@@ -34,7 +34,7 @@ from gpt.plain import as_dict
 from gpt.progress import notice, notice_once
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
+from gpt.text.vocabulary import VocabularyToLearn, check_size_used, find_vocabulary, learn
 
 
 def prepare(
@@ -42,7 +42,7 @@ def prepare(
     output: str | os.PathLike[str] | None = None,
     *,
     vocabulary: str | None = None,
-    vocab_size: int = 50257,
+    vocab_size: int | None = None,
     val_fraction: float | None = None,
     most_bytes: int | None = None,
     text_column: str | None = None,
@@ -60,7 +60,7 @@ def prepare(
         vocabulary: gpt2, gpt2:SIZE (GPT-2's first SIZE tokens), learn:SIZE (learn at most SIZE tokens from
             the training text), learn (at most `vocab_size` tokens) or a tokenizer.json file; by default
             GPT-2's first `vocab_size` tokens.
-        vocab_size: the number of tokens where `vocabulary` gives none. GPT-2's full vocabulary has 50257.
+        vocab_size: the number of tokens where `vocabulary` gives none, by default GPT-2's 50257.
         val_fraction: the fraction of the text to hold out. By default a tenth of a text of up to one
             megabyte; of a longer text, 100 times the square root of its bytes.
         most_bytes: tokenize only about this many bytes of a longer text, in parts spread over all of it.
@@ -80,7 +80,9 @@ def prepare(
     check_reading(corpus, reading)
     if is_prepared(corpus) and (output is not None or template != DEFAULT_TEMPLATE):
         raise InputError(f"{corpus} is prepared already: to have it in another way, give the text itself")
-    return prepare_named(corpus, find_vocabulary(vocabulary, vocab_size), reading, output).folder
+    check_size_used(vocabulary, vocab_size)
+    found = find_vocabulary(vocabulary, vocab_size or Tokenizer().n_vocab)
+    return prepare_named(corpus, found, reading, output).folder
 
 
 def prepare_named(

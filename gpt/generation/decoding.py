@@ -10,10 +10,9 @@ Shapes: R texts, T tokens, P positions that are compared, V vocab_size.
 """
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,7 +24,7 @@ from gpt.generation.cache import Cache, Read
 from gpt.generation.compiled import WIDTH_UNIT, Compiled
 from gpt.generation.forward import Forward
 from gpt.model import GPT
-from gpt.progress import notice
+from gpt.progress import notice_once
 from gpt.weights.formats.table import on_meta
 from gpt.weights.rounding import Rounding, WeightPrecision, rounded, rounding_of
 
@@ -65,7 +64,6 @@ EXACT = 2e-5
 _ROUNDED = 0.05
 _WITH_INTEGERS = 0.15
 _TINY_STD = 0.2  # of the tiny model's weights: large enough for a difference in any function to count
-_tell_once = functools.cache(notice)
 
 
 class _Result(NamedTuple):
@@ -104,6 +102,12 @@ def suits_program(model: GPT) -> bool:
     heads = model.config.num_heads
     has_suitable_widths = width % (2 * WIDTH_UNIT) == 0 and width // heads % WIDTH_UNIT == 0
     return has_suitable_widths and all(parameter.is_cpu for parameter in model.parameters())
+
+
+def check_backend(name: str) -> None:
+    """Raise InputError for a name that is none of `BackendName`."""
+    if name not in get_args(BackendName):
+        raise InputError(f"backend {name!r}: expected one of {', '.join(get_args(BackendName))}")
 
 
 def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
@@ -209,7 +213,7 @@ def _correct_program(
         wrong = f"the compiled program does not compute this model: {error}"
         if rounding:
             raise InputError(f"precision {rounding} is for an unchanged model, but {wrong}") from None
-        _tell_once(f"PyTorch decodes, as {wrong}")
+        notice_once(f"PyTorch decodes, as {wrong}")
         return None
 
 
@@ -218,7 +222,7 @@ def _cache_is_correct(model: GPT, comparison: "_Comparison") -> bool:
     try:
         comparison.check(Forward(model, cached=True), _IN_PARTS, comparison.tolerance)
     except Exception as error:
-        _tell_once(f"each token reads its text again, as a cache does not suit this model: {error}")
+        notice_once(f"each token reads its text again, as a cache does not suit this model: {error}")
         return False
     return True
 
@@ -236,7 +240,8 @@ class _Comparison:
         self.config = model.config
         # The last token of the second text is left out, so that the rows of the cache differ in length.
         self.texts = [tokens[0].tolist(), tokens[1, :-1].tolist()]
-        self.expected = torch.stack([logits[0, 1:], logits[1, :-1]]).double()  # (R, P, V)
+        expected = torch.stack([logits[0, 1:], logits[1, :-1]])
+        self.expected = expected.cpu().double()  # (R, P, V); MPS has no float64
         is_exact = forward.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         self.tolerance = EXACT if is_exact else _ROUNDED
 
@@ -252,7 +257,7 @@ class _Comparison:
             reads = [Read(row, text[: ends[row]], held[row], part.logits) for row, text in enumerate(texts)]
             logits.append(backend.read(reads, cache).view(len(texts), part.logits, -1))
             held = ends
-        error = torch.cat(logits, dim=1)[:, -_POSITIONS:] - self.expected
+        error = torch.cat(logits, dim=1)[:, -_POSITIONS:].cpu() - self.expected
         difference = error.square().mean().sqrt() / self.expected.square().mean().sqrt()
         if not difference <= tolerance:
             raise ValueError(f"its logits differ by {difference:.1g} of their size")

@@ -15,9 +15,9 @@ from itertools import groupby
 
 import torch
 
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 from gpt.generation.cache import Cache
-from gpt.generation.decoding import Backend, BackendName, backend_of
+from gpt.generation.decoding import Backend, BackendName, backend_of, check_backend
 from gpt.generation.samples import NOT_FINITE, Beginning, Request, Sample, Token, log_probabilities
 from gpt.generation.sampling import sample_tokens
 from gpt.model import GPT
@@ -37,6 +37,10 @@ class Engine:
         backend: who computes logits.
         max_samples: how many samples run at a time; others wait.
         chunk: about how many prompt tokens are read in a step. Running samples continue between the chunks.
+
+    Raises:
+        InputError: `max_samples` or `chunk` is below 1, the backend is unknown, or the tokenizer has tokens
+            that the model lacks.
     """
 
     def __init__(
@@ -48,11 +52,16 @@ class Engine:
         max_samples: int = 64,
         chunk: int = 512,
     ) -> None:
+        check_least(1, max_samples=max_samples, chunk=chunk)
+        check_backend(backend)
         self.model = getattr(model, "_orig_mod", model)  # the model inside the wrapper of torch.compile
         self.tokenizer = tokenizer
         self.backend = backend
         self.max_samples = max_samples
         self._chunk = chunk
+        rows = self.model.config.vocab_size
+        if tokenizer and tokenizer.n_vocab > rows:
+            raise InputError(f"the tokenizer has {tokenizer.n_vocab} tokens, and the model only {rows}")
         self._vocab_size = tokenizer.n_vocab if tokenizer else None  # only ids below this have logits
         self.failed: dict[Sample, Exception] = {}  # samples that failed in the last step, with their errors
         self._waiting: list[Sample] = []
@@ -78,7 +87,7 @@ class Engine:
         if request.echo and self._vocab_size:
             size = min(size, self._vocab_size)
         for id_ in request.tokens:
-            if id_ not in range(size):
+            if not 0 <= id_ < size:
                 raise InputError(f"token id {id_} is outside the vocabulary of vocab_size {size}")
         seed = secrets.randbits(64) if request.seed is None else request.seed
         context_length = self.model.config.context_length
@@ -111,7 +120,10 @@ class Engine:
         ready = [sample for sample in self._rows if not sample.unread]
         tokens: list[Token] = []
         for sample, id_ in zip(ready, self._draw(ready), strict=True):
-            tokens += self._add(sample, id_)
+            try:
+                tokens += self._add(sample, id_)
+            except Exception as error:
+                self._fail(sample, error)
         return tokens
 
     def _admit(self) -> None:

@@ -3,7 +3,7 @@
 The comparison of `decoding.py` reads a whole model, which takes a process about 280 ms for GPT-2 small
 (docs/log/generation.md). Notes save this time. The comparison's result depends on nothing but what `key`
 hashes. So a process that finds the key among the notes needs no comparison of this model. It still compares a
-tiny one, for what changes PyTorch itself is in no hash.
+tiny one, because no hash covers changes to PyTorch itself.
 
 A model that holds anything unknown has no key, and is compared in each process. Such are hooks, layers or
 functions that are not this package's or torch's, and a package that was edited after it was loaded.

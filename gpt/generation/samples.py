@@ -6,7 +6,8 @@ Shapes: N tokens, V vocab_size.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from operator import index
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -38,11 +39,22 @@ class Request:
     echo: bool = False  # return the tokens of the prompt before the new ones
 
     def __post_init__(self) -> None:
-        if not len(self.tokens):
+        object.__setattr__(self, "tokens", tuple(map(_plain_id, self.tokens)))
+        if not self.tokens:
             raise InputError("expected a prompt of at least one token")
         check_least(0 if self.echo else 1, max_new_tokens=self.max_new_tokens)
         check_least(1, samples=self.samples)
         check_least(0, healed=self.healed)
+        if self.alternatives is not None:
+            check_least(0, alternatives=self.alternatives)
+
+
+def _plain_id(token: SupportsIndex) -> int:
+    """Return an id, also one of NumPy or a tensor, as an int; InputError for any other value."""
+    try:
+        return index(token)
+    except TypeError:
+        raise InputError(f"token id {token} is no whole number") from None
 
 
 class LogProbs(NamedTuple):

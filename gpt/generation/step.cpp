@@ -433,7 +433,7 @@ struct Worker {
   Shared<Input>& shared;
   int64_t thread, num_threads;
   Input* h;  // (N, D), normalised
-  void* factors_at;  // memory for MOST rows of 4 D factors, if Factor is another type than Input
+  void* factors_at;  // memory for MOST rows of 4 D factors, where factors are not the inputs themselves
   float* scores;  // memory for those of one query
   int64_t expected = 0;  // of `arrived`, at the next barrier
 

@@ -45,7 +45,8 @@ def write(
             default the newest run.
         prompt: the beginning of the text; an empty one starts a new document. In a chat, the system message.
         interactive: ask for prompts until Ctrl-D. The arrow keys recall earlier prompts; Ctrl-C ends a text.
-            A model that was tuned on examples holds a chat. It remembers the first sample of each reply.
+            A model that was tuned on examples holds a chat. It remembers the first sample of each reply, or
+            what was written of it before Ctrl-C.
         max_new_tokens: stop after this many tokens, or at the end of the document.
         temperature: 0 always takes the most likely token, 1 is the model's own distribution.
         top_k: draw only from the k most likely tokens; null for all.
@@ -97,17 +98,26 @@ def write(
                 if template is None:
                     _show(line, texts(line), num_samples, mark)
                     continue
-                asked = [*messages, {"role": "user", "content": line}]
-                reply = _show("", texts(template.prompt(tokenizer, asked)), num_samples, mark)
-                messages = [*asked, {"role": "assistant", "content": reply}]
+                messages.append({"role": "user", "content": line})
+                pieces = texts(template.prompt(tokenizer, messages))
+                messages.append({"role": "assistant", "content": ""})
+                _show("", noted(pieces, messages[-1]), num_samples, mark)
             except KeyboardInterrupt:
                 print()
 
 
+def noted(pieces: Iterator[tuple[int, str]], reply: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Pass the pieces on, and add those of the first sample to the reply, which Ctrl-C may end early."""
+    for sample, piece in pieces:
+        if sample == 0:
+            reply["content"] += piece
+        yield sample, piece
+
+
 def _show(
     prompt: str, pieces: Iterator[tuple[int, str]], num_samples: int, mark: Callable[[str], str] | None
-) -> str:
-    """Print samples one after another, and return the first one.
+) -> None:
+    """Print samples one after another.
 
     All are decoded together. The first is printed while it is written. With `mark`, every sample is printed
     when it is complete.
@@ -125,7 +135,6 @@ def _show(
         print(f"\n--- sample {number}")
         _print(prompt, end="", is_emphasised=True)
         _print(mark(text) if mark else text)
-    return texts[0]
 
 
 def _print(text: str, end: str = "\n", is_emphasised: bool = False) -> None:

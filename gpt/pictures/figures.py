@@ -1,4 +1,4 @@
-"""Save matplotlib figures, and make readable labels for tokens."""
+"""Finish and save matplotlib figures, and make labels that can be read."""
 
 import os
 from functools import cache
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from gpt.errors import InputError
 from gpt.files import atomic_write
+from gpt.progress import short
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _VISIBLE = str.maketrans({" ": "·", "\n": "\u21b5", "\t": "\u2192", "\r": "\u240d"})
@@ -21,6 +23,22 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> None:
         raise InputError(f"cannot draw {path}: expected a name that ends in .png or .svg")
     with atomic_write(path, "wb") as file:
         figure.savefig(file, format=suffix[1:], dpi=120)
+
+
+def finish(axes: "Axes", x_label: str) -> None:
+    """Give a plot of curves over steps, tokens or seconds its axis, its grid and its legend."""
+    axes.set_xlabel(x_label)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axes.legend(frameon=False)
+
+
+def legend_label(text: str) -> str:
+    """Return a name for matplotlib's legend, where `$` would begin a formula and a first `_` hide it."""
+    label = drawable(text).replace("$", r"\$")
+    return f" {label}" if label.startswith("_") else label
 
 
 def token_label(token: bytes) -> str:

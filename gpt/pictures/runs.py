@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gpt.errors import InputError
 from gpt.files import check_free
-from gpt.pictures.figures import drawable, save
+from gpt.pictures.figures import finish, legend_label, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,13 +128,8 @@ def compare(runs: Sequence[Metrics], x: X = "step") -> "Figure":
         )
     if len(runs) > 1:
         axes.set_title("Held-out loss (dots) and training loss (thin)")
-    axes.set_xlabel("seconds of training" if x == "seconds" else x)
     axes.set_ylabel("loss (bits per byte)" if in_bits else "loss (nats per token)")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(short)
-    axes.legend(frameon=False)
+    finish(axes, "seconds of training" if x == "seconds" else x)
     return figure
 
 
@@ -146,12 +141,4 @@ def _labels(run: Metrics, held_out_loss: list[float], alone: bool) -> tuple[str 
     last = f": {held_out_loss[-1]:.3f}" if held_out_loss else ""
     if alone:
         return "training loss", f"held-out loss{last}"
-    return None, drawable(run.name).replace("$", r"\$") + last
-
-
-def short(value: float, _: object = None) -> str:
-    """Shorten a number, such as 1500000 to 1.5M. matplotlib also passes the position on the axis."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+    return None, legend_label(run.name) + last

@@ -18,11 +18,11 @@ from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
 from gpt.help import HelpFormatter, value_name
-from gpt.pictures.runs import short
 from gpt.plain import Json, check_options, seconds_of, with_first
 from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose, timed_shape
+from gpt.progress import short
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import find_vocabulary
+from gpt.text.vocabulary import check_size_used, find_vocabulary
 from gpt.training.device import Precision
 from gpt.training.processes import of_first_process, process_count
 from gpt.training.speed import Machine, Shape, time_machine
@@ -72,7 +72,7 @@ _HEADINGS = (
     "tokens",
     "epochs",
     " memory",
-    "    reads",
+    "  reads",
 )
 
 
@@ -92,6 +92,7 @@ def plan(arguments: list[str]) -> None:
     times = sorted({seconds_of("minutes", part) / 60 for part in given["minutes"].split(",")})
     reading = Reading.of(given, "data.")
     check_reading(given["data.corpus"], reading)
+    check_size_used(given.get("data.vocabulary"), given.get("model.config.vocab_size"))
     planner = Planner(given, reading, start_seconds=_LEAST_SECONDS / 2)
     _print_plans(planner, times)
     named = given.get("model.init_from")
@@ -257,7 +258,9 @@ def measure(divided: Divided, vocab_size: int | None = None) -> Text:
 def measure_prepared(prepared: Prepared) -> Text:
     """Measure a prepared text for the rule."""
     train, val = (prepared.counts[split] for split in SPLITS)
-    sample = prepared.tokenizer.decode(prepared.spread_ids(_SAMPLE // BYTES_PER_TOKEN, "train"))
+    ids = prepared.spread_ids(_SAMPLE // BYTES_PER_TOKEN, "train")
+    # A text that is not prepared has no `<|endoftext|>` either.
+    sample = prepared.tokenizer.decode(ids[ids != prepared.tokenizer.eot])
     return Text(
         size=train.bytes + val.bytes,
         val_fraction=val.bytes / max(1, train.bytes + val.bytes),
@@ -326,8 +329,8 @@ def _row(minutes: float, plan: Plan) -> str:
         f"{shape.batch_size}",
         short(plan.tokens),
         f"{plan.epochs:.3g}{'' if plan.is_whole else '+'}",
-        f"{shape.memory() / 1e9:.2g} GB",
-        f"{plan.text.size / 1e6:.3g} MB",
+        short(shape.memory(), "B"),
+        short(plan.text.size, "B"),
     )
     return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, _HEADINGS, strict=True))
 

@@ -268,11 +268,11 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     heads = given.num_heads or _heads(shape.emb_dim)
     if shape.emb_dim % heads:
         raise InputError(f"--model.config.num_heads {heads} does not divide the width {shape.emb_dim}")
-    validations, validation = _validations(text, machine, seconds, shape)
+    validations, seconds_of_one = _validations(text, machine, seconds, shape)
     # Seconds of a step, with the samples of the vocabulary as they are early and late in the run.
     early = shape.operations(machine.sampled_softmax) / machine.speed
     late = shape.operations(min(LATE_RATE, machine.sampled_softmax)) / machine.speed
-    steps_in_time = max(seconds - validations * validation, 0.0) / ((1 - LATE) * early + LATE * late)
+    steps_in_time = max(seconds - validations * seconds_of_one, 0.0) / ((1 - LATE) * early + LATE * late)
     steps_in_part = MOST_EPOCHS * text.train_tokens(shape.vocab_size) / shape.tokens
     epochs = min(text.epochs(steps_in_time * shape.tokens, shape.vocab_size), MOST_EPOCHS)
     bpe_dropout, dropout = _regularisation(text, machine, shape, epochs, given)
@@ -298,7 +298,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
         is_whole=is_whole,
         slower=late / early,
         validations=validations,
-        validation=validation,
+        validation=seconds_of_one,
     )
 
 
@@ -347,12 +347,12 @@ def _shape(text: Text, machine: Machine, compute: float, given: Given) -> Shape:
     by_hand = given.emb_dim or given.num_layers
     most = math.inf if by_hand else MOST_WEIGHTS_PER_BYTE * text.train_bytes
     suitable = [shape for shape in fitting if shape.blocks + shape.table <= most] or fitting[:1]
-    usual = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
-    usual_shape = _nearest(suitable, usual)
+    usual_weights = USUAL_WEIGHTS * (compute / USUAL_COMPUTE) ** WEIGHTS_POWER
+    usual_shape = _nearest(suitable, usual_weights)
     if text.has_records:
         return usual_shape
     epochs = text.epochs(_tokens_in(compute, machine, usual_shape), vocab_size)
-    shape = _nearest(suitable, _last_from(WEIGHTS_BY_EPOCHS, epochs) * usual)
+    shape = _nearest(suitable, _last_from(WEIGHTS_BY_EPOCHS, epochs) * usual_weights)
     if epochs < REREAD:
         return shape
     halved = given.batch_size or _batch_size(text, compute, vocab_size, context, share=0.5)
@@ -429,9 +429,10 @@ def _context(text: Text, compute: float, vocab_size: int, given: Given) -> int:
 
 def _batch_size(text: Text, compute: float, vocab_size: int, context: int, share: float = 1.0) -> int:
     """Choose the windows of a batch, or a share of the usual ones, few enough for a short text."""
-    usual = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE)) * max(128, context)  # tokens
+    windows = USUAL_BATCH * 2.0 ** int(math.log10(compute / USUAL_COMPUTE))
+    usual_tokens = windows * max(128, context)
     tokens_of_text = text.train_tokens(vocab_size)
-    tokens = min(share * usual, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
+    tokens = min(share * usual_tokens, MOST_BATCH, tokens_of_text / _BATCHES_OF_A_TEXT)
     return max(_FEWEST_WINDOWS, round(tokens / context))
 
 
@@ -454,8 +455,8 @@ def _validations(text: Text, machine: Machine, seconds: float, shape: Shape) -> 
     A validation scores all of the vocabulary. It takes a third of a step's time, having no backward pass.
     """
     held_out = text.val_fraction * text.size / text.bytes_per_token(shape.vocab_size)
-    validation = shape.operations() / 3 / shape.tokens * (held_out + _BESIDE) / machine.speed
-    return int(min(max(_VALIDATING * seconds / validation, 2), _VALIDATIONS)), validation
+    seconds_of_one = shape.operations() / 3 / shape.tokens * (held_out + _BESIDE) / machine.speed
+    return int(min(max(_VALIDATING * seconds / seconds_of_one, 2), _VALIDATIONS)), seconds_of_one
 
 
 def _heads(width: int) -> int:

@@ -13,15 +13,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
 from gpt.errors import InputError, did_you_mean
 from gpt.files import shipped
 from gpt.help import HelpFormatter, value_name
-from gpt.plain import Json, JsonObject, check_option, check_options, kind_in_words, parse_yaml, with_first
+from gpt.plain import Json, JsonObject, check_not_null, check_option, check_options, parse_yaml, with_first
 from gpt.run.options import OPTIONS, Options, StartOptions
 
 T = TypeVar("T")
@@ -133,9 +132,8 @@ def typed(values: Values) -> Values:
     for name, value in flat.items():
         if name not in OPTIONS:
             raise _unknown(name)
-        kind = OPTIONS[name].kind
-        if value is None and NoneType not in get_args(kind):  # jsonargparse takes null for any type
-            raise InputError(f"--{name}: expected {kind_in_words(kind)}, got null")
+        if value is None:
+            check_not_null(name, OPTIONS[name].kind)
     try:
         return vars(_parser("fit").parse_object(values, defaults=False).as_flat())
     except ArgumentError:

@@ -17,12 +17,11 @@ from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.weights.adapters import adapters_of
 from gpt.weights.checkpoint import Checkpoint, LaterFormat, ModelPart, Order, RunPart, read, write
 from gpt.weights.formats.table import Weights
-from gpt.weights.runs import SUFFIX, checkpoints_of, next_session, order_of
+from gpt.weights.run_files import BEST, NEWEST, SUFFIX
+from gpt.weights.runs import checkpoints_of, next_session, order_of
 
 LOSSES = "losses"  # key of the loss summed since the last row of metrics.csv, saved for each process
 RECORDS = ("metrics.csv", "samples.txt")  # files that grow while a run trains
-_LAST = f"last{SUFFIX}"
-_BEST = f"best{SUFFIX}"
 _SECONDS_BETWEEN = 60.0
 _PART_BETWEEN = 0.01  # fraction of the run's updates
 
@@ -46,10 +45,10 @@ class Checkpoints:
         self.folder = folder
         self.files = folder.checkpoints
         self.keep = keep
-        self.best = self.files.path / _BEST
+        self.best = self.files.path / BEST
         self._saved = step  # step of the newest checkpoint
         self._at = time.monotonic()  # when the newest checkpoint was written
-        self._order_of_last = self._order_of(_LAST)  # as this process read or wrote it
+        self._order_of_last = self._order_of(NEWEST)  # as this process read or wrote it
 
     def take_over(self, resumed: Checkpoint | None, run: RunPart) -> None:
         """Set aside a later `last` and another branch's `best`; make the resumed checkpoint the newest.
@@ -66,14 +65,14 @@ class Checkpoints:
         newest = self._newest()
         order = run.order if resumed else None  # the resumed checkpoint's, as it was read
         run.session = next_session(self.folder.path)
-        if self.files.is_file(_LAST) and (order is None or self._order_of_last != order):
+        if self.files.is_file(NEWEST) and (order is None or self._order_of_last != order):
             self._set_last_aside()
         if resumed and newest and order != newest:
             self._write(resumed.tensors, resumed.model, run)
         if not self._is_best_of(run):
             self.begin_best_again()
             if resumed and run.best_step == run.step and self._is_here(resumed.path):
-                self.files.also_called(resumed.path.name, _BEST)
+                self.files.also_called(resumed.path.name, BEST)
 
     def _is_best_of(self, run: RunPart) -> bool:
         """Whether `best` is this run's best, by step and loss: another branch may have written it."""
@@ -86,15 +85,15 @@ class Checkpoints:
     @property
     def has_best(self) -> bool:
         """Whether a best checkpoint exists."""
-        return self.files.is_file(_BEST)
+        return self.files.is_file(BEST)
 
     def begin_best_again(self) -> None:
         """Set the best checkpoint aside, if there is one."""
         if self.has_best:
-            step = self._step_of(_BEST)
+            step = self._step_of(BEST)
             broken = step < 0
-            self._keep_as(_BEST, _BEST if broken else f"best-step-{step}", ".broken" if broken else SUFFIX)
-            self.files.remove(_BEST)
+            self._keep_as(BEST, BEST if broken else f"best-step-{step}", ".broken" if broken else SUFFIX)
+            self.files.remove(BEST)
 
     def is_late(self, run: RunPart) -> bool:
         """Whether both a minute and a hundredth of the run have passed since the last checkpoint."""
@@ -109,15 +108,15 @@ class Checkpoints:
         """
         try:
             self._check_turn()
-            if self.files.is_file(_LAST):
-                self.files.also_called(_LAST, f"step-{self._saved}{SUFFIX}")
+            if self.files.is_file(NEWEST):
+                self.files.also_called(NEWEST, f"step-{self._saved}{SUFFIX}")
             self._write(tensors, model, run)
             if run.best_step == run.step:
-                self.files.also_called(_LAST, _BEST)
+                self.files.also_called(NEWEST, BEST)
                 self.files.sync()
         except OSError as error:
             why = f"{error.strerror}; the earlier checkpoints are intact"
-            raise OSError(error.errno, why, str(self.files.path / _LAST)) from error
+            raise OSError(error.errno, why, str(self.files.path / NEWEST)) from error
         self._saved = run.step
         self._at = time.monotonic()
         newest_first = checkpoints_of(self.folder.path, broken_first=False)
@@ -129,17 +128,17 @@ class Checkpoints:
         """Write `last`, the newest checkpoint."""
         run.save += 1
         run.saved_at = time.time()
-        with self.files.write(_LAST, "wb") as file:
+        with self.files.write(NEWEST, "wb") as file:
             write(file, tensors, model, run)
         self._order_of_last = run.order
 
     def _check_turn(self) -> None:
         """Raise InputError if another process has written `last` since this one did."""
-        order = self._order_of(_LAST)
+        order = self._order_of(NEWEST)
         if order not in (None, self._order_of_last):
             what = "was written by another process, which has resumed this run meanwhile"
             how = "this one stops, and nothing of the other is lost"
-            raise InputError(f"{self.files.path / _LAST} {what}: {how}")
+            raise InputError(f"{self.files.path / NEWEST} {what}: {how}")
 
     def _newest(self) -> Order | None:
         """Return the order of the newest checkpoint whose header can be read."""
@@ -148,12 +147,12 @@ class Checkpoints:
 
     def _set_last_aside(self) -> None:
         """Give `last` a second name beside copies of its run's records; a broken one is named as broken."""
-        step = self._step_of(_LAST)
+        step = self._step_of(NEWEST)
         if step < 0:
-            self._keep_as(_LAST, _LAST, ".broken")
-            self.files.remove(_LAST)
+            self._keep_as(NEWEST, NEWEST, ".broken")
+            self.files.remove(NEWEST)
             return
-        name = self._keep_as(_LAST, f"last-step-{step}", SUFFIX)
+        name = self._keep_as(NEWEST, f"last-step-{step}", SUFFIX)
         for record in RECORDS:
             if self.folder.top.is_file(record):
                 self.folder.top.also_called(record, f"{name.removesuffix(SUFFIX)}.{record}", self.files)

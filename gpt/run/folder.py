@@ -13,6 +13,7 @@ from gpt.errors import InputError
 from gpt.files import Folder, lock, make_folder
 from gpt.plain import plain_name
 from gpt.progress import is_first_process, notice
+from gpt.weights.run_files import CHECKPOINTS, SNAPSHOTS
 from gpt.weights.runs import RUNS, run_of
 
 CONFIG = "config.yaml"
@@ -49,12 +50,12 @@ class RunFolder:
     @cached_property
     def checkpoints(self) -> Folder:
         """The folder of the checkpoints, made if missing."""
-        return self.top.below("checkpoints")
+        return self.top.below(CHECKPOINTS)
 
     @cached_property
     def snapshots(self) -> Folder:
         """The folder of the snapshots, made if missing."""
-        return self.top.below("snapshots")
+        return self.top.below(SNAPSHOTS)
 
     def close(self) -> None:
         """Release the lock."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.plain import LARGEST, shown
+from gpt.plain import shown
 from gpt.progress import aligned, spell_out_controls
 from gpt.weights.checkpoint import RunPart, parts_of
 from gpt.weights.figures import bits_of_best
@@ -43,7 +43,7 @@ class Row:
                 run.validation.get("val_bits_per_byte"), run.validation.get("val_loss"), run.best_loss
             ),
             step=run.step,
-            total=None if run.total >= LARGEST else run.total,
+            total=run.known_total,
             seconds=run.seconds,
             saved_at=run.saved_at,
         )

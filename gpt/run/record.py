@@ -69,7 +69,7 @@ class Record:
             return
         table, self._columns = with_columns(kept_rows(folder, run), COLUMNS)
         samples = kept_samples(folder, run)
-        bar = progress("training", run.total, done=run.step, unit="steps")
+        bar = progress("training", run.known_total, done=run.step, unit="steps")
         with ExitStack() as opened:
             self._metrics = opened.enter_context(Appended(folder.top, "metrics.csv", table))
             self._samples = opened.enter_context(Appended(folder.top, "samples.txt", samples))
@@ -110,7 +110,7 @@ class Record:
         speed = tokens / (self._at - before)
         figures = {"train_loss": loss, "learning_rate": rate, "gradient_norm": norm}
         self._row({**figures, "tokens_per_second": speed})
-        self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.total)
+        self._advance(made, f"loss {loss:.3f}, {speed:,.0f} tokens/s", run.known_total)
 
     def pause(self) -> None:
         """Begin a validation, which counts as time but not as training."""

@@ -11,6 +11,7 @@ from types import FrameType
 
 from gpt.progress import report
 from gpt.training.guard import Guard
+from gpt.weights.run_files import CHECKPOINTS, NEWEST
 
 
 class Stopped(Exception):
@@ -74,5 +75,5 @@ def answered() -> Iterator[None]:
 def stopped(number: int, step: int, run: Path) -> Stopped:
     """Return the exception for a run that a signal stopped after `step`."""
     line = f"{signal.Signals(number).name}: stopped after step {step}"
-    saved = f"saved in {run}/checkpoints/last.safetensors"
+    saved = f"saved in {run / CHECKPOINTS / NEWEST}"
     return Stopped(f"{line}, {saved}; continue with 'gpt fit --resume {run}'", 128 + number)

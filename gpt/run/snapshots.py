@@ -8,6 +8,7 @@ from gpt.files import Folder
 from gpt.run.folder import RunFolder
 from gpt.weights.checkpoint import ModelPart, write
 from gpt.weights.formats.table import Weights
+from gpt.weights.run_files import SNAPSHOTS, snapshot_name
 from gpt.weights.runs import Snapshot, most_crowded, snapshots_of
 
 _FEWEST = 8  # snapshots; fewer would show little
@@ -28,7 +29,7 @@ class Snapshots:
     def remove_after(self, step: int) -> None:
         """Remove the snapshots of later steps, and what a kill has left unfinished."""
         folder = self.folder
-        if "snapshots" in folder.top.names():
+        if SNAPSHOTS in folder.top.names():
             folder.snapshots.remove_unfinished()
             for other, _, file in snapshots_of(folder.path):
                 if other > step:
@@ -46,7 +47,7 @@ class Snapshots:
         small = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
         with suppress(OSError):
             files = self.folder.snapshots
-            with files.write(f"step-{step}-loss-{loss:.4f}.safetensors", "wb") as file:
+            with files.write(snapshot_name(step, loss), "wb") as file:
                 write(file, small, model, None)
             thin(files, snapshots_of(self.folder.path), self.most)
 

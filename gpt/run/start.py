@@ -17,6 +17,7 @@ from gpt.run.options import LIMITS, StartOptions
 from gpt.run.origin import HandedOn, Origin
 from gpt.run.resumed import AUTO, AUTO_OR_NEW, newest_in, place_of, read_resumable, resumed
 from gpt.run.tuned import tuned
+from gpt.text.vocabulary import check_size_used
 from gpt.weights.runs import checkpoints_of
 
 _MOST_MINUTES = 1_000_000
@@ -50,6 +51,7 @@ def start(
     typed_reading = Reading.of(given.own, "data.")  # recipes and resumed runs may have others
     if "data.corpus" in asked:
         check_reading(asked["data.corpus"], typed_reading)
+    check_size_used(asked.get("data.vocabulary"), given.own.get("model.config.vocab_size"))
     saved = _saved(command, how, given, claim)
     if saved is not None:
         check_reading(saved.options.data.corpus, typed_reading)

@@ -20,6 +20,7 @@ from gpt.weights.adapters import AdapterPart, without_adapters
 from gpt.weights.checkpoint import ModelPart, RunPart
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import PretrainedGPT
+from gpt.weights.run_files import BASE
 from gpt.weights.runs import checkpoints_of
 
 
@@ -90,8 +91,8 @@ class Store:
 
     def _adapters(self, module: LanguageModel, rank: int, is_new: bool) -> JsonObject:
         """Return the fields of `AdapterPart`, and write the fixed weights into the folder `base` once."""
-        self.files.top.below("base").close()  # raises InputError if it is a link
-        base = self.files.path / "base"
+        self.files.top.below(BASE).close()  # raises InputError if it is a link
+        base = self.files.path / BASE
         if is_new or not (base / "model.safetensors").is_file():
             weights = without_adapters(module.model.state_dict())
             PretrainedGPT.from_weights(module.config, weights).save_pretrained(base)

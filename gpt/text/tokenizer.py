@@ -112,10 +112,10 @@ class Tokenizer:
         return saved if self.name == "gpt2" else saved | {"table": pack(self.tokens)}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and (self.name, self.tokens) == (other.name, other.tokens)
+        return isinstance(other, Tokenizer) and self.tokens == other.tokens
 
     def __hash__(self) -> int:
-        return hash((self.name, self.n_vocab))
+        return hash(self.n_vocab)
 
     @property
     def eot(self) -> int:

@@ -49,6 +49,12 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Vocabulary
     return Tokenizer.from_file(Path(name))
 
 
+def check_size_used(vocabulary: str | None, size: int | None) -> None:
+    """Raise InputError if a size is typed beside a vocabulary that has its own."""
+    if size is not None and vocabulary not in (None, "learn"):
+        raise InputError(f"the vocabulary {vocabulary} has its own size: leave the vocab_size {size} out")
+
+
 def learn(texts: list[str], wanted: VocabularyToLearn) -> Tokenizer:
     """Learn a tokenizer: the 256 bytes, then merges of the most frequent pairs that occur at least twice."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # without it, the library warns about later forks

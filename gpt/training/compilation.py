@@ -1,6 +1,8 @@
 """Compile a model in place, so that its weights keep their names."""
 
+import os
 import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +13,6 @@ from gpt.training.loss import losses_in_place
 if TYPE_CHECKING:
     from gpt.training.module import LanguageModel
 
-_COMPILERS = ("c++", "g++", "clang++", "cl")
-
 
 def compile_model(module: "LanguageModel") -> None:
     """Compile a model's blocks in place; without a compiler, only print a notice.
@@ -21,8 +21,8 @@ def compile_model(module: "LanguageModel") -> None:
     on a CPU that would be slower (docs/benchmarks.md).
     """
     if not has_compiler():
-        names = ", ".join(_COMPILERS)
-        rank_zero_warn(f"not compiled: no compiler found, looked for {names}. Training is slower without it.")
+        how = "install it, or name another with CXX"
+        rank_zero_warn(f"not compiled: there is no compiler {_compiler()}: {how}. Training is slower now.")
         return
     torch._dynamo.config.optimize_ddp = False  # blocks are compiled one by one, so DDP needs no split
     if module.device.type == "cuda":
@@ -32,5 +32,10 @@ def compile_model(module: "LanguageModel") -> None:
 
 
 def has_compiler() -> bool:
-    """Whether a compiler for torch's generated code is installed."""
-    return any(map(shutil.which, _COMPILERS))
+    """Whether the compiler is installed that torch calls for the code that it generates."""
+    return shutil.which(_compiler()) is not None
+
+
+def _compiler() -> str:
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    return os.environ.get("CXX", usual)

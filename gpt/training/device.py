@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from gpt import cgroups
 from gpt.errors import InputError
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -83,11 +84,15 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def free_memory(device: torch.device) -> float:
-    """Return the bytes that a run may use: most of those free on the device; inf if unknown."""
+def free_memory(device: torch.device, processes: int = 1) -> float:
+    """Return the bytes that each process may use: most of those free on the device; inf if unknown.
+
+    Processes on a CPU share its memory. A container's limit counts.
+    """
     if device.type == "cuda":
         return 0.9 * torch.cuda.mem_get_info(device)[0]
+    free = cgroups.free_memory()
     with suppress(OSError):  # MemAvailable includes the file cache, which can be freed
         if match := re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text("utf-8")):
-            return 0.7 * 1024 * int(match[1])
-    return float("inf")
+            free = min(free, 1024 * int(match[1]))
+    return 0.7 * free / processes

@@ -217,7 +217,11 @@ class LanguageModel(LightningModule):
             return trainer.max_steps
         data = trainer.datamodule  # type: ignore[attr-defined]
         if isinstance(data, TokenData):  # Lightning's own count would move the data's place in the text
-            return max(1, trainer.max_epochs or 1) * data.updates_per_epoch
+            accumulated = trainer.accumulate_grad_batches
+            batches = data.updates_per_epoch * accumulated
+            limit = trainer.limit_train_batches  # a number of batches, or as a float a share of the epoch
+            batches = int(limit * batches) if isinstance(limit, float) else min(limit, batches)
+            return max(1, trainer.max_epochs or 1) * max(1, math.ceil(batches / accumulated))
         return int(trainer.estimated_stepping_batches)
 
     def set_total_steps(self, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Cross-entropy over a sample of the vocabulary, which takes a small model a fraction of the time.
+"""Cross-entropy over a sample of the vocabulary: a small model computes it in a fraction of the time.
 
 It is for a CPU. The sample's size decides shapes, so a GPU would wait for it in each batch, while scoring the
 whole vocabulary costs little there: `LanguageModel.cross_entropy` does so.

@@ -71,8 +71,8 @@ class Shape:
     def operations(self, sampled_softmax: int = 1) -> float:
         """Count the operations of a training step: six for each weight and token.
 
-        Work that is no matrix product, such as a softmax or the launch of a kernel, counts as many operations
-        as would take the same time on a core.
+        A softmax or the launch of a kernel is no matrix product. It counts as the number of operations that a
+        core would make in the same time.
         """
         scored = self.vocab_size * sampled_share(self.vocab_size, self.tokens, sampled_softmax)
         attention = 11 * self.num_layers * self.context_length * self.emb_dim
@@ -136,7 +136,7 @@ def time_machine(
     timed = _SHAPE_ON_GPU if device.type == "cuda" else shape
     return Machine(
         speed=processes * of_first_process("speed", lambda: _speed(device, kind, timed)),
-        memory=of_first_process("memory", lambda: free_memory(device)),
+        memory=of_first_process("memory", lambda: free_memory(device, processes)),
         device=device.type,
         processes=processes,
     )

@@ -7,6 +7,7 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, file_sha256
 from gpt.weights.formats.table import Weights, check_complete
+from gpt.weights.run_files import BASE
 from gpt.weights.tensors import read_tensors
 
 LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # the layers of a block with adapters
@@ -40,7 +41,7 @@ def without_adapters(state: Weights) -> Weights:
 
 def base_folder(checkpoint: StrPath) -> Path:
     """Return the folder of the base: `base` beside `checkpoints`."""
-    return Path(checkpoint).resolve().parent.parent / "base"
+    return Path(checkpoint).resolve().parent.parent / BASE
 
 
 def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, state: Weights) -> Weights:

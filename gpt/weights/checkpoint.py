@@ -46,7 +46,7 @@ from torch import Tensor
 from gpt.config import GPTConfig
 from gpt.errors import InputError, check_least
 from gpt.files import StrPath
-from gpt.plain import JsonObject, as_dict, build, build_known, parse_json
+from gpt.plain import LARGEST, JsonObject, as_dict, build, build_known, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
 from gpt.weights.formats.table import Weights
 from gpt.weights.temperature import with_temperature
@@ -153,6 +153,11 @@ class RunPart:
         for name in ("step", "place", "session", "save", "best_step", "stalled", "batches", "csv", "samples"):
             if numbers[name] > _MOST_COUNTED:
                 raise InputError(f"{name} is {numbers[name]}, more than a run can count")
+
+    @property
+    def known_total(self) -> int | None:
+        """Updates to make in all; None while a run with a limit of time does not know its speed."""
+        return None if self.total >= LARGEST else self.total
 
     def forget_end(self) -> None:
         """Forget where the run was to end: the options decide it again."""

@@ -23,7 +23,8 @@ from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import Checkpoint, read_model
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
-from gpt.weights.runs import RUNS, SUFFIX, checkpoints_of, newest_run, snapshots_of
+from gpt.weights.run_files import BEST, CHECKPOINTS, SUFFIX
+from gpt.weights.runs import RUNS, checkpoints_of, newest_run, snapshots_of
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
 from gpt.weights.tokens import table_in, tell_assumed, with_tokens
 
@@ -203,7 +204,7 @@ def _meant(path: Path) -> Iterator[Path]:
     yield from (path / name for name in _OTHER_FILES if (path / name).is_file())
     if (path / "config.json").is_file():  # model.safetensors belongs to it
         yield path
-    best = path / "checkpoints" / f"best{SUFFIX}"
+    best = path / CHECKPOINTS / BEST
     if best.is_file():
         yield best
     yield from checkpoints_of(path, broken_first=False)

@@ -4,16 +4,15 @@ Only headers are read here. Which checkpoint is the newest is decided by the num
 times of files, which a copy changes.
 """
 
-import re
 from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.files import StrPath, readable
 from gpt.weights.checkpoint import Order, parts_of
+from gpt.weights.run_files import CHECKPOINTS, SNAPSHOTS, SUFFIX, step_and_loss
 
 RUNS = Path("runs")
-SUFFIX = ".safetensors"
 Snapshot = tuple[int, float, Path]  # step, loss of its batch in nats per token, file of the weights
 
 
@@ -67,11 +66,8 @@ def next_session(run: Path) -> int:
 
 def snapshots_of(run: Path) -> list[Snapshot]:
     """Return the snapshots of a run in the order of their steps."""
-    name = re.compile(r"step-(\d{1,15})-loss-(\d+\.\d+|nan|inf)\.safetensors")
-    matches = [
-        (name.fullmatch(path.name), path) for path in run.glob(f"snapshots/*{SUFFIX}") if path.is_file()
-    ]
-    return sorted((int(match[1]), float(match[2]), path) for match, path in matches if match)
+    files = [path for path in run.glob(f"{SNAPSHOTS}/*{SUFFIX}") if path.is_file()]
+    return sorted((*told, path) for path in files if (told := step_and_loss(path.name)))
 
 
 def most_crowded(snapshots: list[Snapshot]) -> int:
@@ -85,7 +81,7 @@ def most_crowded(snapshots: list[Snapshot]) -> int:
 
 def run_of(checkpoint: Path) -> Path | None:
     """Return the run's folder of a checkpoint or snapshot; None if it was moved elsewhere."""
-    inside = checkpoint.suffix == SUFFIX and checkpoint.parent.name in ("checkpoints", "snapshots")
+    inside = checkpoint.suffix == SUFFIX and checkpoint.parent.name in (CHECKPOINTS, SNAPSHOTS)
     return checkpoint.parent.parent if inside else None
 
 
@@ -106,7 +102,7 @@ def _orders(run: Path) -> tuple[dict[Path, Order], list[Path]]:
     """
     orders: dict[Path, Order] = {}
     broken: list[Path] = []
-    for path in run.glob(f"checkpoints/*{SUFFIX}"):
+    for path in run.glob(f"{CHECKPOINTS}/*{SUFFIX}"):
         if not path.is_file():
             continue
         try:

@@ -19,6 +19,7 @@ from matplotlib.image import imread
 from pretended import OPTIONS, Pretended, write_metrics
 from processes import ROOT
 
+from gpt.compare import trainings
 from gpt.compare.command import compare
 from gpt.compare.outcomes import milliseconds_per_step, read_outcome
 from gpt.compare.runner import Processes, busy_warning, candidates_of, corpus_for_runs
@@ -232,6 +233,19 @@ def test_a_text_and_a_candidate_mean_the_files_of_the_folder_where_they_are_name
     assert candidate.options["data"] == {"vocabulary": str(tmp_path / "words.json")}
     assert candidate.options["model"] == {"init_from": "openai-community/gpt2"}
     assert named["data"] == {"vocabulary": "words.json"}
+
+
+def test_all_runs_have_the_precision_that_is_chosen_for_the_comparison(tmp_path, monkeypatch):
+    """A run's own timing of the processor could choose another for each."""
+    monkeypatch.setattr(trainings, "choose_precision", lambda accelerator, given: given or "bf16-mixed")
+
+    def precision(given):
+        options = {**OPTIONS, "trainer": {"accelerator": "cpu", "precision": given}}
+        candidate = Candidate.of(Variant("quick", ()), options)
+        words = Training(candidate, Text.of("my.txt"), 1, 10).words(tmp_path / "c.yaml", "my.txt")
+        return words[words.index("--trainer.precision") + 1]
+
+    assert (precision(None), precision("32-true")) == ("bf16-mixed", "32-true")
 
 
 def test_a_variant_that_diverges_is_said_to(capsys):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("built")
 
 @pytest.fixture(autouse=True)
 def _tells_again():
-    decoding._tell_once.cache_clear()
+    decoding.notice_once.cache_clear()
 
 
 class LinearWithLoRA(nn.Module):

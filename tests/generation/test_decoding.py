@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_rounded_is_not_even_compared(model, message, mon
 def test_only_the_program_rounds(monkeypatch, tmp_path, capsys):
     changed = sharp()
     changed.final_norm.eps = 1.0
-    decoding._tell_once.cache_clear()
+    decoding.notice_once.cache_clear()
     for _ in range(2):
         with pytest.raises(InputError, match=r"int4 is for an unchanged model, but .* differ by"):
             for_decoding(changed, "int4")

@@ -1,5 +1,6 @@
 import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 
@@ -162,6 +163,37 @@ def test_logits_that_are_not_finite_end_their_own_text_only(model):
     assert (failed.finished, failed.new_tokens) == ("error", 6)
     assert (whole.finished, whole.new_tokens) == ("length", 16)
     assert "not finite" in str(errors[failed]) and list(errors) == [failed]
+
+
+def test_an_error_after_a_token_is_drawn_ends_its_own_text_only(model, monkeypatch):
+    engine = Engine(model)
+    (failed,) = engine.add(greedy([1], 5))
+    (whole,) = engine.add(greedy([2], 5))
+    monkeypatch.setattr(failed, "add", lambda *_: 1 / 0)
+    engine.step()
+    assert list(engine.failed) == [failed] and isinstance(engine.failed[failed], ZeroDivisionError)
+    list(engine.run())
+    assert (failed.finished, whole.finished) == ("error", "length")
+
+
+IMPOSSIBLE = {
+    "a tokenizer with more tokens than the model": ({"tokenizer": Tokenizer()}, "50257 tokens, .* only 300"),
+    "no samples at a time": ({"max_samples": 0}, "max_samples must be at least 1"),
+    "an empty chunk": ({"chunk": 0}, "chunk must be at least 1"),
+    "an unknown backend": ({"backend": "bfloat16"}, "'bfloat16': expected one of auto, pytorch, int8, int4"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_an_engine_that_cannot_be(options, message, model):
+    with pytest.raises(InputError, match=message):
+        Engine(model, **options)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_ids_of_any_kind_are_plain_ones(kind):
+    request = greedy(kind([3, 1]), 1)
+    assert request.tokens == (3, 1) and all(type(id_) is int for id_ in request.tokens)
 
 
 @pytest.mark.parametrize("place", [0, 5])

@@ -46,6 +46,11 @@ def test_a_name_has_code_points_for_characters_that_the_font_lacks(run):
     assert legend(losses) == ["U+4E16: 3.500", r"\$b: 3.500"]
 
 
+def test_a_name_that_matplotlib_would_hide_is_in_the_legend(run):
+    (losses,) = compare([Metrics.read(run("_a")), Metrics.read(run("b"))]).axes
+    assert [text.strip() for text in legend(losses)] == ["_a: 3.500", "b: 3.500"]
+
+
 def test_runs_with_other_vocabularies_are_drawn_in_bits_per_byte(run):
     header = "step,train_loss,val_loss,val_bits_per_byte\n"
     long_tokens = Metrics.read(run("long", text=f"{header}1,6.0,,\n1,,5.0,2.5\n2,4.0,,\n2,,4.0,2.0\n"))

@@ -129,6 +129,17 @@ def test_records_are_told_from_prose(place):
     assert not measure(divide_corpus(find_corpus("text.txt"))).has_records
 
 
+def test_short_documents_of_a_prepared_text_are_no_records(place, monkeypatch):
+    """`<|endoftext|>` stands after each of them in the files, and in no text."""
+    rows = [f'{{"text": "{word}"}}\n' for word in Path("text.txt").read_text("utf-8").split()[:20_000]]
+    Path("words.jsonl").write_text("".join(rows), "utf-8")
+    prepare("words.jsonl", "words", vocabulary="learn:400")
+    texts = []
+    monkeypatch.setattr(command, "_zlib_ratio", lambda pieces: texts.extend(pieces) or 1.0)
+    measure_prepared(Prepared("words"))
+    assert texts and "<|endoftext|>" not in texts[0]
+
+
 def test_a_prepared_folder_is_taken_as_it_is(place, refusal):
     for name, fraction in (("half", 0.5), ("none", 0)):
         prepare("text.txt", name, vocabulary="gpt2:600", val_fraction=fraction)
@@ -297,7 +308,7 @@ def test_a_tuning_reads_what_it_can_train_on_and_validates_for_a_part_of_the_tim
 def test_memory_decides_between_all_weights_and_adapters(weights, monkeypatch, capsys):
     whole = tuned()
     assert whole.model.lora.rank == 0 and "adapters" not in capsys.readouterr().err
-    monkeypatch.setattr(speed, "free_memory", lambda _: 1e6)
+    monkeypatch.setattr(speed, "free_memory", lambda *_: 1e6)
     small = tuned()
     assert small.model.lora.rank == 8
     assert small.model.optimizer.lr == pytest.approx(10 * whole.model.optimizer.lr)

@@ -50,6 +50,13 @@ def test_a_million_equal_characters(text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_tokenizers_with_the_same_table_are_equal():
+    gpt2 = Tokenizer("gpt2", 300)
+    own = Tokenizer("own", table=gpt2.tokens)
+    assert own == gpt2 and hash(own) == hash(gpt2)
+    assert own != Tokenizer("gpt2", 301)
+
+
 def test_end_of_text_is_plain_unless_asked_for():
     tokenizer = Tokenizer("gpt2", vocab_size=2048)
     text = f"a{END_OF_TEXT}b{END_OF_TEXT}"

@@ -16,7 +16,7 @@ from gpt.data.split import divide_corpus
 from gpt.errors import InputError
 from gpt.text.table import END_OF_TEXT, merges, read_table, spell, to_json
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import VocabularyToLearn, find_vocabulary, learn
+from gpt.text.vocabulary import VocabularyToLearn, check_size_used, find_vocabulary, learn
 
 SAMPLES = {
     "english": "The cat doesn't sit; the cats don't sit on 13 mats, do they?\n\n  Indented text. ",
@@ -107,6 +107,14 @@ def test_names():
     assert find_vocabulary(None, 2048) == find_vocabulary("gpt2:2048", 1) == Tokenizer("gpt2", 2048)
     assert find_vocabulary("gpt2", 1) == Tokenizer()
     assert find_vocabulary("learn:300", 1) == find_vocabulary("learn", 300) == VocabularyToLearn(300)
+
+
+def test_a_vocabulary_with_a_size_takes_no_other():
+    for free in (None, "learn"):
+        check_size_used(free, 300)
+    check_size_used("gpt2", None)
+    with pytest.raises(InputError, match="gpt2:500 has its own size: leave the vocab_size 300 out"):
+        check_size_used("gpt2:500", 300)
 
 
 NO_NAMES = {

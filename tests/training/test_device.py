@@ -1,10 +1,12 @@
 """What suits a device, seen with the capabilities of devices that are not here."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from gpt import cgroups
 from gpt.errors import InputError
 from gpt.training import device
 from gpt.training.device import choose_precision, default_precision, free_memory
@@ -55,7 +57,18 @@ def test_float16_needs_a_gpu(accelerator, machine):
     assert choose_precision("auto", "16-mixed") == "16-mixed"
 
 
-def test_memory_that_holds_files_is_free(monkeypatch):
-    text = "MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:   2000 kB\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_: text)
-    assert free_memory(torch.device("cpu")) == pytest.approx(0.7 * 2000 * 1024)
+MEMORY = "MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:   2000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("group", "processes", "expected"),
+    [
+        pytest.param(math.inf, 1, 2000 * 1024, id="what holds files is free"),
+        pytest.param(1e6, 1, 1e6, id="a container has less"),
+        pytest.param(math.inf, 4, 500 * 1024, id="processes share it"),
+    ],
+)
+def test_the_memory_of_a_run(group, processes, expected, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda *_: MEMORY)
+    monkeypatch.setattr(cgroups, "free_memory", lambda: group)
+    assert free_memory(torch.device("cpu"), processes) == pytest.approx(0.7 * expected)

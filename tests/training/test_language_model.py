@@ -37,7 +37,17 @@ def test_validation_measures_the_cross_entropy_alone(data):
     assert module.last_loss > 100
 
 
-@pytest.mark.parametrize(("limit", "steps"), [({"max_steps": 1}, 1), ({"max_epochs": 2}, 18)], ids=str)
+@pytest.mark.parametrize(
+    ("limit", "steps"),
+    [
+        ({"max_steps": 1}, 1),
+        ({"max_epochs": 2}, 18),
+        ({"max_epochs": 2, "limit_train_batches": 3}, 6),
+        ({"max_epochs": 1, "limit_train_batches": 0.5}, 4),
+        ({"max_epochs": 1, "limit_train_batches": 3, "accumulate_grad_batches": 2}, 2),
+    ],
+    ids=str,
+)
 def test_the_schedule_ends_with_any_trainer(limit, steps, workplace):
     data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=74)
     module = LanguageModel(CONFIG, OptimizerConfig(), compile=False)

@@ -58,8 +58,19 @@ def test_without_a_compiler_one_line_says_so(monkeypatch, recwarn):
     compilation.compile_model(module)
     assert torch.isfinite(module.loss(BATCH))
     (warning,) = recwarn.list
-    assert "no compiler found" in str(warning.message)
+    assert "there is no compiler" in str(warning.message)
     assert "\n" not in str(warning.message)
+
+
+def test_the_compiler_is_the_one_that_torch_calls(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compilation.shutil, "which", asked.append)
+    monkeypatch.setenv("CXX", "/opt/gcc/bin/g++-13")
+    assert not compilation.has_compiler()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not compilation.has_compiler()
+    assert asked == ["/opt/gcc/bin/g++-13", "clang++"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

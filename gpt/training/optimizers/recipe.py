@@ -40,7 +40,7 @@ class OptimizerConfig:
     schedule: Schedule = "linear"
     """How the learning rate falls after the warmup. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
-    """Learning rate at the last update, as a fraction of the peak. Rare. Elsewhere: min_lr."""
+    """Learning rate after the last update, as a fraction of the peak. Rare. Elsewhere: min_lr."""
 
     def __post_init__(self) -> None:
         names = "lr", "rest_lr", "weight_decay", "embedding_weight_decay", "warmup_steps"
