@@ -26,7 +26,6 @@ from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.generation import build, for_decoding
-from gpt.generation.decoding import backend_name
 from gpt.serve.app import create_app
 from gpt.serve.limits import RequestLimits
 from gpt.serve.requests import CompletionRequest
@@ -155,7 +154,7 @@ def siege(number: int, wild: float, precision: WeightPrecision) -> dict[str, Any
         if app.state.service.open_cost:
             problems.append(f"requests that cost {app.state.service.open_cost} are still open")
     for prompt, new, text in replies:
-        options = {"max_new_tokens": new, "temperature": 0, "backend": backend_name(precision)}
+        options = {"max_new_tokens": new, "temperature": 0}
         ids = generate(model, [prompt], **options)[0]
         expected = tokenizer.decode(ids[len(prompt) :]).partition("<|endoftext|>")[0]
         if text != expected:

@@ -28,11 +28,11 @@ from gpt.progress import notice_once
 from gpt.weights.formats.table import on_meta
 from gpt.weights.rounding import Rounding, WeightPrecision, rounded, rounding_of
 
-BackendName = Literal["auto", "pytorch", "int8", "int4"]
+BackendName = Literal["auto", "pytorch"]
 """The names of what computes logits.
 
 auto: the compiled program if it is built and gives the model's logits, else PyTorch. pytorch: always PyTorch.
-int8, int4: the compiled program, with matrices rounded to it."""
+"""
 Backend = Compiled | Forward
 AnyGPT = TypeVar("AnyGPT", bound=GPT)
 
@@ -74,26 +74,25 @@ class _Result(NamedTuple):
     cache_is_correct: bool = False  # whether the model's `forward` gives the same logits with a cache
 
 
-_results = WeakKeyDictionary[GPT, dict[BackendName, _Result]]()
+_results = WeakKeyDictionary[GPT, dict[BackendName | Rounding, _Result]]()
+_roundings = WeakKeyDictionary[GPT, Rounding]()
+"""Models that are decoded with rounded matrices. Their own weights are not changed."""
 
 
 def for_decoding(model: AnyGPT, precision: WeightPrecision | None = None) -> AnyGPT:
-    """Put a model into evaluation mode and its weights into a precision, and return it.
+    """Put a model into evaluation mode and choose the precision in which it is decoded; return the model.
 
-    None keeps the precision. int8 and int4 keep it too, as the engine rounds the weights when it is told to:
-    see `backend_name`. Raises the errors of `backend_of`.
+    None keeps the present precision. int8 and int4 leave the weights as they are: the compiled program has
+    rounded copies. Raises the errors of `backend_of`.
     """
     model.eval()
     if rounding := rounding_of(precision):
-        backend_of(model, rounding)
+        _compiled(model, rounding)
+        _roundings[model] = rounding
     elif precision is not None:
         model.to(getattr(torch, precision))
+        _roundings.pop(model, None)
     return model
-
-
-def backend_name(precision: WeightPrecision | None) -> BackendName:
-    """Return the engine's backend for a model that `for_decoding` has put into this precision."""
-    return rounding_of(precision) or "auto"
 
 
 def suits_program(model: GPT) -> bool:
@@ -113,23 +112,38 @@ def check_backend(name: str) -> None:
 def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     """Return the backend of this name. It gives the logits of the model's own `forward`.
 
-    A model is compared once, and again when it has changed. For int8 and int4 the program is built if it does
-    not exist. Raises InputError if that fails, or if the program does not suit the model.
+    A model is compared once, and again when it has changed. For a model that `for_decoding` has put into int8
+    or int4, the program is built if it does not exist. Raises InputError if that fails, if the program does
+    not suit the model, or if PyTorch is to decode such a model.
     """
-    rounding = rounding_of(name)
-    if rounding:
-        _check_suits(model, rounding)
-    program = None
-    if name != "pytorch" and suits_program(model):
-        program = build.build() if rounding else build.program()
+    if rounding := _roundings.get(model):
+        if name == "pytorch":
+            raise InputError(f"only the compiled program decodes in {rounding}: leave backend='pytorch' out")
+        return _compiled(model, rounding)
+    program = build.program() if name == "auto" and suits_program(model) else None
+    result = _result(model, program, name, None)
+    return result.compiled or Forward(model, cached=result.cache_is_correct)
+
+
+def _compiled(model: GPT, rounding: Rounding) -> Compiled:
+    """Return the program with the model's matrices rounded; the errors of `backend_of`."""
+    _check_suits(model, rounding)
+    compiled = _result(model, build.build(), rounding, rounding).compiled
+    assert compiled is not None  # else there was an error
+    return compiled
+
+
+def _result(
+    model: GPT, program: ctypes.CDLL | None, name: BackendName | Rounding, rounding: Rounding | None
+) -> _Result:
+    """Return the result of the model's comparison, from before if the model has not changed."""
     results = _results.setdefault(model, {})
     if name not in results:
         results[name] = _compare_unless_noted(model, program, rounding)
     elif results[name].state != _state(model, program):
         # Changed weights, as in training, get no note: they do not come again.
         results[name] = _compare(model, program, rounding)
-    result = results[name]
-    return result.compiled or Forward(model, cached=result.cache_is_correct)
+    return results[name]
 
 
 def _check_suits(model: GPT, rounding: Rounding) -> None:

@@ -4,10 +4,10 @@ Shapes: N tokens, V vocab_size.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import index
-from typing import NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsInt
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from gpt.generation.cache import Read
 from gpt.generation.healing import agreeing_ids
 from gpt.generation.sampling import Sampling, uniform
 from gpt.generation.text import TextStream
+from gpt.plain import shown
 from gpt.text.tokenizer import Tokenizer
 
 NOT_FINITE = "the model's logits are not finite: its weights are damaged, use an earlier checkpoint"
@@ -49,12 +50,12 @@ class Request:
             check_least(0, alternatives=self.alternatives)
 
 
-def _plain_id(token: SupportsIndex) -> int:
-    """Return an id, also one of NumPy or a tensor, as an int; InputError for any other value."""
-    try:
-        return index(token)
-    except TypeError:
-        raise InputError(f"token id {token} is no whole number") from None
+def _plain_id(token: SupportsInt) -> int:
+    """Return an id, also one of NumPy or a tensor, as an int; InputError for what is no whole number."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if int(token) == token:
+            return int(token)
+    raise InputError(f"token id {shown(token)} is no whole number")
 
 
 class LogProbs(NamedTuple):

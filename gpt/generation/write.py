@@ -12,7 +12,7 @@ from gpt.config import USUAL_TEMPERATURE, USUAL_TOP_K
 from gpt.evaluation.copied import Copied, training_text
 from gpt.generation.api import stream_samples
 from gpt.generation.build import built_meanwhile
-from gpt.generation.decoding import backend_name, for_decoding, suits_program
+from gpt.generation.decoding import for_decoding, suits_program
 from gpt.generation.sampling import Sampling
 from gpt.progress import emphasised, for_terminal, notice
 from gpt.weights.load import Device, find, load_with_template
@@ -79,7 +79,6 @@ def write(
         stream_samples,
         model,
         tokenizer,
-        backend=backend_name(precision),
         max_new_tokens=max_new_tokens,
         num_samples=num_samples,
         sampling=sampling,

@@ -24,7 +24,6 @@ from gpt.attention import capture_weights
 from gpt.errors import InputError
 from gpt.evaluation.copied import Copied
 from gpt.generation import Token, for_decoding
-from gpt.generation.decoding import backend_name
 from gpt.generation.samples import window_start
 from gpt.model import GPT
 from gpt.plain import JsonObject
@@ -80,10 +79,9 @@ def create_app(
     device = model.token_embedding.weight.device
 
     def read_snapshot(file: Path) -> EngineThread:
-        return EngineThread(for_decoding(load(file)[0].to(device), precision), tokenizer, backend)
+        return EngineThread(for_decoding(load(file)[0].to(device), precision), tokenizer)
 
-    backend = backend_name(precision)
-    own = EngineThread(model, tokenizer, backend)
+    own = EngineThread(model, tokenizer)
     history = History(own, run or Path(os.devnull), read_snapshot, limits.snapshots)
     figures = Figures.of(model.num_parameters(), trained)
     service = _Service(tokenizer, name, limits, template, history, copied, figures)

@@ -11,7 +11,6 @@ from typing import TypeVar
 from starlette.exceptions import HTTPException
 
 from gpt.generation import Engine, Request, Sample, Token
-from gpt.generation.decoding import BackendName
 from gpt.model import GPT
 from gpt.serve.errors import server_failed
 from gpt.text.tokenizer import Tokenizer
@@ -57,12 +56,10 @@ class EngineThread:
     At most one `call` runs between two steps of the engine.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, backend: BackendName = "auto") -> None:
+    def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model = model
         self.open: set[Handle | Callable[[], object]] = set()  # unfinished handles and calls
-        self._new_engine = partial(
-            Engine, model, tokenizer, backend=backend, max_samples=_SAMPLES, chunk=_CHUNK
-        )
+        self._new_engine = partial(Engine, model, tokenizer, max_samples=_SAMPLES, chunk=_CHUNK)
         self._engine = self._new_engine()
         self._thread = ThreadPoolExecutor(1, "decoding")
         self._owners: dict[Sample, tuple[Handle, int]] = {}  # the handle of each sample, and the index in it

@@ -10,7 +10,7 @@ NEWEST = f"last{SUFFIX}"
 BEST = f"best{SUFFIX}"
 """The checkpoint with the lowest held-out loss."""
 SNAPSHOTS = "snapshots"
-"""The folder of the snapshots, which hold weights alone."""
+"""The folder of the snapshots, which hold only weights."""
 BASE = "base"
 """The folder of the weights that adapters change."""
 

@@ -20,7 +20,7 @@ from benchmarks.common import Report, Seconds, Timing, interleave, say, synchron
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import BackendName, backend_name, backend_of, suits_program
+from gpt.generation.decoding import BackendName, backend_of, suits_program
 from gpt.training.device import cpu_multiplies_bfloat16
 from gpt.weights.formats import gguf
 from gpt.weights.rounding import WeightPrecision
@@ -69,8 +69,7 @@ def run(quick: bool, device: str = "cpu", llamacpp: Path | None = None) -> Repor
         prompts = [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
         first = next(iter(kinds))
         candidates: Candidates = {
-            f"this program, {kind}": partial(our_text, ready[kind], prompts, new, backend_name(kind))
-            for kind in kinds
+            f"this program, {kind}": partial(our_text, ready[kind], prompts, new) for kind in kinds
         }
         if longest == PROMPT:
             candidates[f"by PyTorch, {first}"] = partial(our_text, plain[first], prompts, new, "pytorch")
@@ -152,7 +151,7 @@ def small_model(rounds: int) -> dict[str, Timing]:
     return interleave(texts, rounds)
 
 
-def our_text(model: GPT, prompts: list[list[int]], new: int, backend: BackendName) -> None:
+def our_text(model: GPT, prompts: list[list[int]], new: int, backend: BackendName = "auto") -> None:
     """Greedy text of this package."""
     generate(model, prompts, max_new_tokens=new, temperature=0, backend=backend)
 

@@ -10,7 +10,7 @@ from gpt import GPT, GPTConfig
 from gpt.generation import Engine, Request, Sampling, build, for_decoding
 from gpt.generation.cache import Cache, Read
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import backend_name, backend_of
+from gpt.generation.decoding import backend_of
 from gpt.weights.rounding import in_precision
 from tests.generation.conftest import CONFIG, PROMPTS, sharp
 
@@ -45,15 +45,13 @@ def program(tmp_path_factory, request):
 
 def ready(config: GPTConfig = CONFIG, precision: str | None = None, std: float = 0.3) -> GPT:
     model = for_decoding(sharp(config, std=std), precision)
-    assert isinstance(backend_of(model, backend_name(precision)), Compiled)
+    assert isinstance(backend_of(model), Compiled)
     return model
 
 
-def write(
-    model: GPT, prompts: list[list[int]], count: int, precision: str | None = None, **options
-) -> list[tuple[list[int], list[tuple]]]:
+def write(model: GPT, prompts: list[list[int]], count: int, **options) -> list[tuple[list[int], list[tuple]]]:
     """The likeliest tokens after each prompt, and their scores."""
-    engine = Engine(model, backend=backend_name(precision), **options)
+    engine = Engine(model, **options)
     how = {"max_new_tokens": count, "sampling": Sampling(temperature=0), "alternatives": 2}
     texts = {engine.add(Request(tokens=prompt, **how))[0]: [] for prompt in prompts}
     for token in engine.run():
@@ -65,10 +63,10 @@ def write(
 def test_what_was_read_before_counts_bit_for_bit(precision):
     """Texts written with the cache, and each of their tokens by reading the whole text before it."""
     fast = ready(precision=precision)
-    for tokens, scores in write(fast, PROMPTS, 30, precision, chunk=16):
+    for tokens, scores in write(fast, PROMPTS, 30, chunk=16):
         for new, score in enumerate(scores):
             end = len(tokens) - 30 + new
-            assert write(fast, [tokens[:end]], 1, precision) == [(tokens[: end + 1], [score])]
+            assert write(fast, [tokens[:end]], 1) == [(tokens[: end + 1], [score])]
 
 
 @pytest.fixture
@@ -87,10 +85,10 @@ WIDE = GPTConfig(vocab_size=301, context_length=256, emb_dim=128, num_heads=2, n
 def test_a_row_depends_neither_on_the_others_nor_on_the_threads(config, precision, threads):
     """Rows that join late, leave early and slide."""
     fast = ready(config, precision)
-    together = write(fast, PROMPTS, 24, precision, max_samples=3, chunk=16)
+    together = write(fast, PROMPTS, 24, max_samples=3, chunk=16)
     for count in (1, 2):
         threads(count)
-        assert [write(fast, [prompt], 24, precision, chunk=16)[0] for prompt in PROMPTS] == together
+        assert [write(fast, [prompt], 24, chunk=16)[0] for prompt in PROMPTS] == together
 
 
 SHAPES = {
@@ -106,7 +104,7 @@ def test_the_logits_are_the_models(shape, precision):
     """In a vocabulary that is no multiple of a vector."""
     config = GPTConfig(vocab_size=307, context_length=99, num_layers=2, **shape)
     fast = ready(config, precision, std=0.1)
-    ((tokens, scores),) = write(fast, [[4, 5, 6] * 20], 30, precision)
+    ((tokens, scores),) = write(fast, [[4, 5, 6] * 20], 30)
     reference = in_precision(fast, precision)
     expected = reference(torch.tensor([tokens]))[0].float().log_softmax(-1)[range(59, 89), tokens[60:]]
     log_probabilities = torch.tensor([log_probability for _, log_probability, _ in scores])

@@ -9,7 +9,7 @@ import pytest
 from gpt import generate
 from gpt.generation import build, for_decoding
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import backend_name, backend_of
+from gpt.generation.decoding import backend_of
 from tests.generation.conftest import sharp, slow_greedy
 
 pytest.importorskip("ziglang", reason="ziglang is not installed")
@@ -35,8 +35,7 @@ def test_it_runs(precision, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(build, "_COMPILER_SECONDS", 600.0)  # zig builds the standard library first
     assert build.build()
     model = for_decoding(sharp(), precision)
-    backend = backend_name(precision)
-    assert isinstance(backend_of(model, backend), Compiled)
-    written = generate(model, [[5, 6, 7]], max_new_tokens=30, temperature=0, backend=backend)
+    assert isinstance(backend_of(model), Compiled)
+    written = generate(model, [[5, 6, 7]], max_new_tokens=30, temperature=0)
     if precision == "float32":
         assert written == [slow_greedy(model, [5, 6, 7], 30)]

@@ -70,18 +70,25 @@ def test_a_precision_is_set_in_place():
 
 
 @pytest.mark.usefixtures("built")
-def test_rounding_is_the_engines_and_leaves_the_model_alone():
-    """A model can be decoded by two engines at once, of which only one rounds the weights."""
-    model = for_decoding(sharp(), "int8")
+def test_a_model_is_decoded_in_the_precision_that_was_chosen_last():
+    """Rounding leaves its weights as they are."""
+    model = sharp()
 
-    def scores(backend):
-        engine = Engine(model, backend=backend)
+    def scores(precision):
+        engine = Engine(for_decoding(model, precision))
         engine.add(Request(tokens=[1, 2], max_new_tokens=20, seed=0, alternatives=0))
         return [token.logprobs.chosen for token in engine.run()]
 
-    exact, rounded = scores("auto"), scores("int8")
+    exact, rounded = scores("float32"), scores("int8")
     assert exact != rounded
-    assert (scores("auto"), scores("int8")) == (exact, rounded)
+    assert [scores(precision) for precision in (None, "float32", None)] == [rounded, exact, exact]
+
+
+@pytest.mark.usefixtures("built")
+def test_pytorch_does_not_decode_what_is_rounded():
+    model = for_decoding(sharp(), "int8")
+    with pytest.raises(InputError, match="only the compiled program decodes in int8"):
+        generate(model, [[1, 2]], max_new_tokens=3, backend="pytorch")
 
 
 @pytest.mark.usefixtures("built")

@@ -13,7 +13,7 @@ from gpt import GPT, GPTConfig
 from gpt.attention import kernels, multi_head
 from gpt.generation import build, decoding, notes
 from gpt.generation.compiled import Compiled
-from gpt.generation.decoding import backend_name, backend_of
+from gpt.generation.decoding import backend_of, for_decoding
 from gpt.generation.forward import Forward
 from tests.generation.conftest import sharp
 
@@ -54,20 +54,18 @@ def kept(file: Path) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int4"])
 def test_weights_are_compared_once(precision, compared, file):
-    name = backend_name(precision)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    first, second = sharp().to(dtype), sharp().to(dtype)
-    assert isinstance(backend_of(first, name), Compiled)
+    first = for_decoding(sharp(), precision)
+    assert isinstance(backend_of(first), Compiled)
     before, notes_before = torch.get_rng_state(), kept(file)
-    backend = backend_of(second, name)
-    assert isinstance(backend, Compiled) and backend.rounding == (None if name == "auto" else name)
+    backend = backend_of(for_decoding(sharp(), precision))
+    assert isinstance(backend, Compiled) and backend.rounding == (precision if precision == "int4" else None)
     assert compared == [first] and kept(file) == notes_before
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_each_rounding_is_compared(compared, file):
-    for name in ("auto", "int8", "int4"):
-        backend_of(sharp(), name)
+    for precision in (None, "int8", "int4"):
+        backend_of(for_decoding(sharp(), precision))
     assert len(compared) == len(kept(file)) == 3
 
 
