@@ -78,10 +78,11 @@ class Copied:
         places = self.places[:0]
         starts = np.empty(0, np.int64)
         for place, (low, high) in enumerate(zip(lows, highs, strict=True)):
-            found = self.places[low:high]
+            found = np.sort(self.places[low:high])
             begun = np.full(len(found), place)
-            _, before, now = np.intersect1d(places + 1, found, assume_unique=True, return_indices=True)
-            begun[now] = starts[before]  # a passage that goes on
+            index = found.searchsorted(places + 1)
+            goes_on = np.append(found, 0)[index] == places + 1  # 0 comes after no place
+            begun[index[goes_on]] = starts[goes_on]
             places, starts = found, begun
             if not len(found):
                 continue
