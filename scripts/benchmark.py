@@ -78,6 +78,8 @@ def main() -> None:
     given = {name: value for name, value in vars(options).items() if name in OPTIONS}
     from benchmarks.common import commit
 
+    from gpt.files import atomic_write
+
     if options.write and commit().endswith("-dirty"):
         parser.error("--write names the commit that was measured, but there are changes: commit them first")
     if options.write and options.quick:
@@ -88,6 +90,11 @@ def main() -> None:
         parser.error("expected the name of a benchmark, or --all")
     if options.all:
         sys.exit(_run_all(options.write, options.quick, given))
+    if options.write:
+        try:
+            replaced(options.write.read_text(encoding="utf-8"), options.name, "")
+        except (OSError, ValueError) as error:  # before hours of measuring
+            parser.error(f"--write {options.write}: {error}")
     run = import_module(f"benchmarks.{options.name}").run
     for name in given.keys() - inspect.signature(run).parameters.keys():
         parser.error(f"the benchmark {options.name} takes no --{name}")
@@ -98,7 +105,8 @@ def main() -> None:
         report.write(options.json)
     if options.write:
         text = options.write.read_text(encoding="utf-8")
-        options.write.write_text(replaced(text, options.name, report.section(code)), encoding="utf-8")
+        with atomic_write(options.write) as file:
+            file.write(replaced(text, options.name, report.section(code)))
 
 
 def replaced(page: str, name: str, section: str) -> str:

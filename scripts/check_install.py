@@ -26,9 +26,11 @@ test ! -d minimal-gpt || cd minimal-gpt
 gpt fit --run mine --trainer.max_steps 4 --trainer.val_check_interval 4
 gpt generate --checkpoint runs/mine --prompt 'Once' --max_new_tokens 8
 python -c 'import fastapi' 2> /dev/null || exit 0
-gpt serve --checkpoint runs/mine --port 8019 &
+port=$(python -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])')
+gpt serve --checkpoint runs/mine --port "$port" &
 trap "kill $!" EXIT
-curl --silent --show-error --fail --retry 60 --retry-delay 1 --retry-connrefused http://127.0.0.1:8019/health
+curl --silent --show-error --fail --retry 60 --retry-delay 1 --retry-connrefused \\
+    "http://127.0.0.1:$port/health"
 """
 
 

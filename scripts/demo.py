@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from gpt.files import atomic_write
 from gpt.plain import JsonObject
 from gpt.share.page import page_of
 
@@ -17,7 +18,9 @@ _BLOCK = re.compile(r'<script type="text/plain" id="block\d+">([^<]*)</script>')
 
 def main() -> None:
     """Write the file again."""
-    DEMO.write_text(renewed(DEMO.read_text("utf-8")), "utf-8", newline="\n")
+    page = renewed(DEMO.read_text("utf-8"))
+    with atomic_write(DEMO, "wb") as file:
+        file.write(page.encode())
 
 
 def renewed(page: str) -> str:

@@ -67,7 +67,7 @@ class Needs(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a case checks, and until when it may take."""
+    """The device and the folder of a case, and the time by which it has to end."""
 
     device: str
     folder: Path

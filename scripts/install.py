@@ -65,7 +65,7 @@ def locked(groups: set[str], lock: Path = ROOT / "lock.txt") -> str:
 
 
 def make_environment(folder: Path, *, with_pip: bool) -> Path:
-    """The interpreter of the virtual environment, which is made where there is none; it may fail to be."""
+    """Make the virtual environment if it is missing, and return its interpreter, also if that has failed."""
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     if not python.exists() or (with_pip and not has_pip(python)):  # uv, or a failed venv, made it without
         options = [] if with_pip else ["--without-pip"]
@@ -85,8 +85,15 @@ def succeeds(command: list[str]) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def install(folder: Path, extras: str, build: str | None = None) -> bool:
-    """Install the package with `extras`, names separated by commas; whether that worked.
+def known_extras() -> list[str]:
+    """Return the names of the extras in pyproject.toml. Python 3.10 has no parser for that file."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    return re.findall(r"^([\w-]+) = \[", table, re.M)
+
+
+def install(folder: Path, extras: list[str], build: str | None = None) -> bool:
+    """Install the package with these extras; whether that worked.
 
     The `build` of PyTorch, cpu or cuda, is by default the one that suits the machine.
     """
@@ -102,8 +109,8 @@ def install(folder: Path, extras: str, build: str | None = None) -> bool:
         command = [str(python), "-m", "pip", "install"]
     version: str = re.findall("^torch==.*?(?= )", locked({"torch"}), re.M)[0]
     constrained = [*command, "--constraint", str(ROOT / "constraints.txt")]
-    package = ["--editable", f"{ROOT}[{extras}]" if extras else str(ROOT)]
-    groups = {"build", "package", *extras.split(",")}
+    package = ["--editable", f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)]
+    groups = {"build", "package", *extras}
     # The CPU build is that of PyTorch's own index, of which nothing else is taken, or what pip is set to.
     if cpu_index:
         torch = [*command, "--no-deps", "--index-url", CPU_INDEX, version]
@@ -146,7 +153,12 @@ def main() -> int:
     if sys.version_info < (3, 10):  # noqa: UP036 - nothing has checked it before this script runs
         print(f"Python 3.10 or newer is needed, this is {platform.python_version()}", file=sys.stderr)
         return 2
-    return 0 if install(options.folder, options.extras, options.build) else 1
+    extras = [name.strip() for name in options.extras.split(",") if name.strip()]
+    if unknown := [name for name in extras if name not in known_extras()]:
+        known = ", ".join(known_extras())
+        print(f"there is no extra {', '.join(unknown)}, expected some of {known}", file=sys.stderr)
+        return 2
+    return 0 if install(options.folder, extras, options.build) else 1
 
 
 if __name__ == "__main__":

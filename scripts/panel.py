@@ -81,7 +81,7 @@ class Effect:
 
 
 def factorial(levers: int) -> list[tuple[bool, ...]]:
-    """Which levers are on in each candidate, the first with none: each in half, each pair in a quarter.
+    """Return which levers are on in each candidate: none in the first, each in half, each pair in a quarter.
 
     Up to three levers all combinations; the further ones are products of the first three, whose signs are
     such that the base is one of the eight candidates.

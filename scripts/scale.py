@@ -38,7 +38,10 @@ def flops_per_token(config: GPTConfig, context: int | None = None) -> float:
 
 
 def hours(config: GPTConfig, gpus: int) -> float:
-    """Of TOKENS tokens if none of the gradients' traffic overlaps with computing; most of it can."""
+    """Return the hours of training on TOKENS tokens, if no traffic of gradients overlaps with computing.
+
+    Most of it can overlap.
+    """
     compute = BATCH_TOKENS * flops_per_token(config) / (gpus * PEAK * UTILISATION)  # seconds an update
     speed = NODE if gpus <= GPUS_A_NODE else NETWORK
     traffic = 2 * (gpus - 1) / gpus * 4 * parameters(config) / speed  # a ring's all-reduce of float32

@@ -43,9 +43,8 @@ CHOOSE = """
 const done = arguments[0];
 (async () => {
   let best = [0];
-  for (const [mark, token] of text.marks) {
-    const tokens = text.tokens.slice(0, token.index).map((other) => other.id);
-    const { weights } = await backend.ask("attention", { prompt: text.form.prompt, tokens });
+  for (const [mark, token] of current.marks) {
+    const { weights } = await backend.ask("attention", attentionForm(current, token));
     weights.forEach((layer, l) => layer.forEach((head, h) => {
       const most = Math.max(0, ...head.slice(1, -2));
       if (most > best[0]) best = [most, mark, [l, h]];
@@ -91,7 +90,9 @@ def record(browser: Any, path: Path) -> None:
         time.sleep(0.2)
         wait(browser.find_element("id", "generate").is_enabled)
         frames.append(Image.open(io.BytesIO(browser.get_screenshot_as_png())).quantize(64))
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=FRAME_MS, loop=0, optimize=True)
+    how = {"save_all": True, "append_images": frames[1:], "duration": FRAME_MS, "loop": 0, "optimize": True}
+    with atomic_write(path, "wb") as file:
+        frames[0].save(file, "GIF", **how)
 
 
 def picture(browser: Any, path: Path) -> None:

@@ -27,6 +27,7 @@ from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.generation import build, for_decoding
 from gpt.serve.app import create_app
+from gpt.serve.errors import SERVER_FAILED
 from gpt.serve.limits import RequestLimits
 from gpt.serve.requests import CompletionRequest
 from gpt.weights.rounding import WeightPrecision
@@ -81,7 +82,7 @@ def hostile(chance: random.Random) -> bytes:
 
 
 def exchange(port: int, data: bytes, manner: str = "at once") -> bytes:
-    """The answer; nothing where the server closed the connection, or was left."""
+    """Send a request and return the answer. It is empty if the connection was closed before one came."""
     answer = b""
     where = ("127.0.0.1", port)
     with suppress(ConnectionError), socket.create_connection(where, timeout=PATIENCE) as connection:
@@ -133,7 +134,7 @@ def siege(number: int, wild: float, precision: WeightPrecision) -> dict[str, Any
                 return
             status = answer[9:12].decode("latin-1")
             faulty = status[:1] == "5" and status not in ("501", "503", "504")
-            if faulty or (not bad and status not in ("200", "503")) or b'"internal_error"' in answer:
+            if faulty or (not bad and status not in ("200", "503")) or SERVER_FAILED.encode() in answer:
                 problems.append(f"{data[:600]!r} -> {answer[:300]!r}")
             counts[status] += 1
             if status == "200" and not bad and form["temperature"] == 0 and not form["stream"]:

@@ -34,6 +34,19 @@ def test_a_page_gets_a_wider_table_between_its_marks():
     assert written.startswith("# Page\n") and written.endswith("\nThe end.\n") and "old" not in written
 
 
+@pytest.mark.parametrize("page", ["# Page\n", None], ids=["no marks", "no page"])
+def test_a_page_without_the_marks_is_refused_before_anything_is_measured(page, tmp_path, monkeypatch, capsys):
+    if page:
+        (tmp_path / "page.md").write_text(page, "utf-8")
+    monkeypatch.setattr("gpt.cores.limit_threads", lambda: None)
+    monkeypatch.setattr(common, "commit", lambda: "abcdefg")
+    monkeypatch.setattr(benchmark, "import_module", lambda name: pytest.fail("it measures"))
+    monkeypatch.setattr("sys.argv", ["benchmark.py", "step", f"--write={tmp_path / 'page.md'}"])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert ended.value.code == 2 and "page.md: " in capsys.readouterr().err
+
+
 def test_every_benchmark_but_those_run_by_hand_has_its_place_in_the_page():
     page = (common.ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     named = re.findall(r"<!-- benchmark (\w+) -->", page)

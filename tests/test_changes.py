@@ -87,7 +87,7 @@ class TokenizeRequest(_Form):
 TOKENIZE = """    async def tokenize(self, request: Request) -> JsonObject:
         body = await self.limits.read_body(request)
         form = TokenizeRequest.model_validate_json(body)
-        return {"tokens": await self.worked(body, self.tokenizer.encode, form.text)}
+        return {"tokens": await self.work_in_thread(body, self.tokenizer.encode, form.text)}
 
 """
 

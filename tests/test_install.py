@@ -23,7 +23,7 @@ def ran(monkeypatch, tmp_path) -> Callable[..., Commands]:
     """
 
     def run(
-        options: str = "",
+        options: str | list[str] = "",
         *,
         programs: tuple[str, ...] = (),
         index: bool = True,
@@ -46,16 +46,27 @@ def ran(monkeypatch, tmp_path) -> Callable[..., Commands]:
                 raise OSError("no network")
             return io.BytesIO()
 
-        (tmp_path / "venv").mkdir()
+        words = options.split() if isinstance(options, str) else options
+        (tmp_path / "venv").mkdir(exist_ok=True)
         monkeypatch.setattr("shutil.which", lambda name: name if name in programs else None)
         monkeypatch.setattr("subprocess.run", fake_run)
         monkeypatch.setattr("urllib.request.urlopen", fake_open)
         monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "venv"), *options.split()])
+        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "venv"), *words])
         assert install.main() == status
         return commands
 
     return run
+
+
+def test_names_of_extras_may_have_blanks_and_an_unknown_one_is_refused(ran, capsys, tmp_path):
+    *_, package = ran(["--extras", "docs, serve"])
+    assert package[-1] == f"{ROOT}[docs,serve]"
+    assert "\nfastapi==" in (tmp_path / "venv" / "locked.txt").read_text("utf-8")
+    assert ran(["--extras", "dev,server"], status=2) == []
+    assert "there is no extra server, expected some of tensorboard, " in capsys.readouterr().err
+    project = lock.tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert install.known_extras() == [*project["project"]["optional-dependencies"]]
 
 
 GPU = ("nvidia-smi",)

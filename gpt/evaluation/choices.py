@@ -58,7 +58,8 @@ def score_choices(model: GPT, prepared: Prepared, split: str) -> ChoiceScore:
 
     The choices are the different labels of both splits. The score of a choice is the log-probability of its
     tokens and of the `<|endoftext|>` that ends it. The model has to be in evaluation mode. Raises InputError
-    for plain text, for a split without examples, and for one label only, too many labels or too long ones.
+    for plain text, for a split without examples, for an example without a label, and for one label only, too
+    many labels or too long ones.
     """
     if prepared.template is None:
         raise InputError("expected examples with a prompt and a label as its completion, got plain text")
@@ -92,13 +93,18 @@ def score_choices(model: GPT, prepared: Prepared, split: str) -> ChoiceScore:
 
 
 def read_examples(prepared: Prepared, split: str) -> Iterator[Example]:
-    """Yield the examples of a split. In a conversation, the last reply that is scored is the label."""
+    """Yield the examples of a split. In a conversation, the last reply that is scored is the label.
+
+    Raises InputError for an example of which nothing is scored.
+    """
     stream = prepared.stream(split)
     stored = stream.checked(stream.tokens)
     starts = [] if stream.example_starts is None else stream.example_starts.tolist()
     for start, end in pairwise([*starts, len(stored)]):
         scored = is_scored(stored[start:end])
-        label_end = int(np.flatnonzero(scored).max(initial=-1)) + 1
+        if not scored.any():
+            raise InputError(f"an example of the split {split} has no label: nothing of it is scored")
+        label_end = int(np.flatnonzero(scored).max()) + 1
         label_start = int(np.flatnonzero(~scored[:label_end]).max(initial=-1)) + 1
         ids = token_ids(stored[start : start + label_end]).tolist()
         yield Example((prepared.tokenizer.eot, *ids[:label_start]), tuple(ids[label_start:]))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpt.data.prepare import check_reading, prepare_named, prepare_text
 from gpt.data.prepared import Prepared, is_prepared
-from gpt.data.reading import DEFAULT_READING, Reading
+from gpt.data.reading import Reading
 from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.choices import score_choices
@@ -90,7 +90,7 @@ def evaluate(
         result["split"] = part.name
         result |= score_choices(scored, part.prepared, part.split)
     else:
-        result |= _score_part(scored, part, data)
+        result |= score_text(scored, part, data)
     print(json.dumps(result, indent=2))
 
 
@@ -101,22 +101,16 @@ def _check_template(prepared: Prepared, template: Template | None) -> None:
         raise InputError(f"{prepared.folder} {what}: give the text itself")
 
 
-def score_text(
-    model: GPT, tokenizer: Tokenizer, data: str, split: str | None = None, reading: Reading = DEFAULT_READING
-) -> TextScore:
+def score_text(model: GPT, part: "_Part", data: str) -> TextScore:
     """Return nats per token, perplexity, bits per byte of UTF-8 text, and the standard error of the last.
 
-    Bits per byte can be compared between tokenizers. Each token is scored once.
+    `part` was prepared from `data`. Bits per byte can be compared between tokenizers. Each token is scored
+    once.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is scored as a token of no
-    bytes. In examples, only the completions count, not the prompts or the `template`'s text. Raises
-    InputError for a split without text.
+    bytes. In examples, only the completions count, not the prompts or the template's text. Raises InputError
+    for a split without text.
     """
-    return _score_part(model, _prepare(tokenizer, data, split, reading), data)
-
-
-def _score_part(model: GPT, part: "_Part", data: str) -> TextScore:
-    """Score what was prepared of `data`."""
     counts = part.prepared.counts[part.split]
     if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
         raise InputError(f"{data} has no text to score in its split {part.split}")

@@ -28,9 +28,9 @@ from gpt.generation.samples import window_start
 from gpt.model import GPT
 from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
-from gpt.serve.errors import error_body, error_reply
+from gpt.serve.errors import CodedError, error_body, error_reply
 from gpt.serve.history import History
-from gpt.serve.limits import CALL_COST, RequestLimits, cost_of, guard
+from gpt.serve.limits import CALL_COST, RequestLimits, check_key, cost_of, guard
 from gpt.serve.requests import AttentionRequest, CompletionRequest, CopiedRequest, log_probabilities
 from gpt.share.page import served_page
 from gpt.text.template import Template
@@ -61,7 +61,8 @@ def create_app(
 ) -> FastAPI:
     """Make the application that serves a model.
 
-    `app.state.end()` ends it: no more requests are taken, and clients that wait get an error.
+    `app.state.end()` ends it: no more requests are taken, and clients that wait get an error. Raises
+    InputError for an API key that clients could not send.
 
     Args:
         model: the model as `for_decoding` returns it for this `precision`.
@@ -75,6 +76,7 @@ def create_app(
         precision: the precision that the model and the run's snapshots compute in.
         trained: the state of the run in the served checkpoint, for the page to show its figures.
     """
+    check_key(api_key)
     limits = limits or RequestLimits()
     device = model.token_embedding.weight.device
 
@@ -131,7 +133,7 @@ class _Service:
         self.long_texts = asyncio.Semaphore(_LONG_TEXTS)
 
     @contextmanager
-    def admitted(self, cost: int) -> Iterator[None]:
+    def count_as_open(self, cost: int) -> Iterator[None]:
         """Count a request as open during the block.
 
         Raises InputError if its cost is over the limit, HTTPException 503 if too many requests are open.
@@ -139,7 +141,7 @@ class _Service:
         if cost > self.limits.cost:
             advice = "ask for fewer prompts, completions or tokens, or without echo or logprobs"
             raise InputError(f"the request costs {cost}, expected at most {self.limits.cost}: {advice}")
-        if self.open_cost + cost > self.limits.open_cost:
+        if self.open_cost + cost > self.limits.most_open_cost:
             raise HTTPException(503, "too many requests are waiting, try again later")
         self.open_cost += cost
         try:
@@ -147,13 +149,13 @@ class _Service:
         finally:
             self.open_cost -= cost
 
-    async def worked(self, body: bytes, work: Callable[..., Result], *arguments: object) -> Result:
+    async def work_in_thread(self, body: bytes, work: Callable[..., Result], *arguments: object) -> Result:
         """Do work in a thread, so that the event loop goes on. The body's size limits how long it takes.
 
         Only a few long bodies get a thread at a time, so that short ones and answers find a free one. Raises
         HTTPException 503 if too many bytes wait.
         """
-        if self.waiting_bytes + len(body) > self.limits.waiting_bytes:
+        if self.waiting_bytes + len(body) > self.limits.most_waiting_bytes:
             raise HTTPException(503, "too many long texts are waiting, try again later")
         self.waiting_bytes += len(body)
         try:
@@ -175,7 +177,8 @@ class _Service:
     def check_name(self, name: str) -> None:
         """Raise HTTPException 404 for the name of another model."""
         if name != self.name:
-            raise HTTPException(404, f"there is no model {name!r:.80}, expected {self.name!r}")
+            message = f"there is no model {name!r:.80}, expected {self.name!r}"
+            raise CodedError(404, message, "model_not_found")
 
     async def model(self, name: str) -> JsonObject:
         self.check_name(name)
@@ -186,7 +189,7 @@ class _Service:
         return {"id": self.name, "figures": asdict(self.figures), **marks, **self.history.curve()}
 
     @contextmanager
-    def awaited(self, request: Request, deadline: float) -> Iterator[None]:
+    def end_with_client(self, request: Request, deadline: float) -> Iterator[None]:
         """Cancel the block when its client disconnects, or at a time of the event loop's clock.
 
         Raises HTTPException 499 or 504 then.
@@ -215,8 +218,8 @@ class _Service:
         body = await self.limits.read_body(request)
         deadline = asyncio.get_running_loop().time() + self.limits.max_seconds
         form = AttentionRequest.model_validate_json(body)
-        ids = await self.worked(body, form.ids, self.tokenizer, self.template)
-        with self.admitted(CALL_COST), self.awaited(request, deadline):
+        ids = await self.work_in_thread(body, form.ids, self.tokenizer, self.template)
+        with self.count_as_open(CALL_COST), self.end_with_client(request, deadline):
             engine = await self.history.engine(form.snapshot)
             seen = ids[window_start(len(ids), engine.model.config.context_length) :]  # as in generation
             return _json(await engine.call(lambda: self.last_token_attention(engine.model, seen)))
@@ -242,7 +245,7 @@ class _Service:
         body = await self.limits.read_body(request)
         form = CopiedRequest.model_validate_json(body)
         assert self.copied
-        return {"runs": await self.worked(body, self.copied.runs, form.tokens)}
+        return {"runs": await self.work_in_thread(body, self.copied.runs, form.tokens)}
 
     async def completions(self, request: Request) -> Response:
         body = await self.limits.read_body(request)
@@ -261,27 +264,28 @@ class _Service:
     async def answer(
         self, form: CompletionRequest, body: bytes, request: Request, chat: bool = False
     ) -> Response:
-        """Answer a request. What it holds is freed by `work`.
+        """Answer a request.
 
-        Here that is at the end of the block. A stream takes it over and frees it at its own end.
+        The block of `held` ends what the request holds: its cost, the engine's work, a timer. That is when
+        the whole answer is ready. A stream takes these over, and ends them when it ends itself.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.limits.max_seconds
         if form.model is not None:
             self.check_name(form.model)
-        requests = await self.worked(body, form.requests, self.tokenizer, self.template)
-        with ExitStack() as work:
-            work.enter_context(self.admitted(cost_of(requests)))
-            with self.awaited(request, deadline):
+        requests = await self.work_in_thread(body, form.requests, self.tokenizer, self.template)
+        with ExitStack() as held:
+            held.enter_context(self.count_as_open(cost_of(requests)))
+            with self.end_with_client(request, deadline):
                 engine = await self.history.engine(form.snapshot)
                 handle = engine.submit(requests)
-                work.callback(engine.cancel, handle)
+                held.callback(engine.cancel, handle)
                 answer = _Answer(self.name, self.tokenizer, handle, form, chat)
                 if not form.stream:
                     return _json(await answer.whole())
-            work.callback(loop.call_at(deadline, handle.put, self.too_late()).cancel)
+            held.callback(loop.call_at(deadline, handle.put, self.too_late()).cancel)
             most = deadline - loop.time() + self.limits.last_seconds
-            return _EventStream(answer, work.pop_all(), most)
+            return _EventStream(answer, held.pop_all(), most)
 
 
 def _not_found(request: Request, error: Exception) -> Response:
@@ -297,15 +301,15 @@ def _json(body: str) -> Response:
 
 
 class _EventStream(StreamingResponse):
-    """A stream of events. It stops the work at once if the client is gone, or takes too long to read."""
+    """A stream of events. It ends, with what it holds, if the client is gone or takes too long to read."""
 
-    def __init__(self, answer: "_Answer", work: ExitStack, seconds: float) -> None:
+    def __init__(self, answer: "_Answer", held: ExitStack, seconds: float) -> None:
         super().__init__(answer.events(), media_type="text/event-stream")
-        self.work = work
+        self.held = held
         self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.work, anyio.move_on_after(self.seconds):
+        with self.held, anyio.move_on_after(self.seconds):
             await super().__call__(scope, receive, send)
 
 
@@ -356,7 +360,7 @@ class _Answer:
             if (self.form.stream_options or {}).get("include_usage"):
                 yield _event({**self.head, "choices": [], "usage": self._usage()})
         except HTTPException as error:  # the status was sent already, so the error is sent as an event
-            yield _event(error_body(error)[0])
+            yield _event(error_body(error))
         yield "data: [DONE]\n\n"
 
     async def _tokens(self) -> AsyncGenerator[Piece, None]:

@@ -1,6 +1,7 @@
 """Limits on what one client may ask for, so that others are served too. Checks before every request."""
 
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
@@ -11,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpt import generation
-from gpt.errors import check_least
-from gpt.serve.errors import error_reply
+from gpt.errors import InputError, check_least
+from gpt.serve.errors import CodedError, error_reply
 
 CALL_COST = 1 << 14  # the cost of a request for attention weights, in the units of `cost_of`
 LOCAL = ("127.0.0.1", "localhost", "::1")  # the names of this machine for itself
@@ -26,8 +27,8 @@ class RequestLimits:
 
     body_bytes: int = 1 << 20  # size of a request's body
     cost: int = 1 << 18  # cost of a request, see the function `cost_of`
-    open_cost: int = 1 << 20  # cost of all open requests together; further ones are refused
-    waiting_bytes: int = 8 << 20  # size of all bodies that wait to be tokenized; further ones are refused
+    most_open_cost: int = 1 << 20  # cost of all open requests together; further ones are refused
+    most_waiting_bytes: int = 8 << 20  # size of all bodies that wait to be tokenized; others are refused
     arrival_seconds: int = 30  # time for a request to arrive
     max_seconds: int = 300  # time for its answer
     drain_seconds: int = 30  # time for open requests to end when the server shuts down
@@ -74,9 +75,15 @@ def cost_of(requests: Sequence[generation.Request]) -> int:
     return total
 
 
+def check_key(api_key: str | None) -> None:
+    """Raise InputError for an API key that some clients could not send in a header."""
+    if api_key is not None and not re.fullmatch("[!-~]+", api_key):
+        raise InputError("the API key must consist of ASCII letters, digits and signs, without spaces")
+
+
 def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
     """Make ASGI middleware that checks the API key, if there is one, and the content type of a body."""
-    expected = None if api_key is None else f"Bearer {api_key}".encode("utf-8", "surrogateescape")
+    expected = None if api_key is None else f"Bearer {api_key}".encode("ascii")
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         handler = app
@@ -87,7 +94,8 @@ def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
             private = expected and scope["path"] not in _PUBLIC
             # The comparison takes constant time, so that timing does not reveal how much of a guess is right.
             if private and not hmac.compare_digest(given, expected):
-                handler = error_reply(HTTPException(401, "the API key is missing or wrong"))
+                wrong = CodedError(401, "the API key is missing or wrong", "invalid_api_key")
+                handler = error_reply(wrong)
             # Only JSON is accepted, as browsers do not let pages of other sites send it without permission.
             elif scope["method"] == "POST" and kind.split(b";")[0].strip().lower() != b"application/json":
                 handler = error_reply(HTTPException(415, "expected content-type application/json"))

@@ -20,6 +20,7 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Count], Field(fail_fast=True)]
 Stop = Annotated[str, Field(max_length=256)]
+ALTERNATIVES = 5  # the most that `logprobs` may ask for, as in OpenAI's API; the page asks for so many
 _PROMPTS = Field(max_length=1024, fail_fast=True)
 
 
@@ -47,7 +48,8 @@ def _kind_of_prompt(value: object) -> str | None:
 
 
 class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    # `strict`: a boolean, or a text with digits, is no number.
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class _Text(BaseModel):
@@ -77,13 +79,17 @@ class _Message(BaseModel):
 
 
 class _Prompted(_Form):
-    prompt: Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[list[str], _PROMPTS, Tag("texts")]
-        | Annotated[Ids, Tag("ids")]
-        | Annotated[list[Ids], _PROMPTS, Tag("lists")],
-        _by_kind(_kind_of_prompt, "a text, a list of texts, a list of ids or a list of such lists"),
-    ] = ""
+    # None is OpenAI's for the beginning of a new document, and so is an empty text here.
+    prompt: (
+        Annotated[
+            Annotated[str, Tag("text")]
+            | Annotated[list[str], _PROMPTS, Tag("texts")]
+            | Annotated[Ids, Tag("ids")]
+            | Annotated[list[Ids], _PROMPTS, Tag("lists")],
+            _by_kind(_kind_of_prompt, "a text, a list of texts, a list of ids or a list of such lists"),
+        ]
+        | None
+    ) = None
     messages: Annotated[list[_Message], _PROMPTS] | None = None  # a chat's messages, instead of a prompt
     snapshot: Natural | None = None  # the step of the snapshot that answers; None: the served model
 
@@ -112,7 +118,7 @@ class _Prompted(_Form):
 
     def _each_prompt(self) -> Sequence[str | list[int]]:
         """Return the prompts, each as a text or as ids."""
-        prompt = self.prompt
+        prompt = "" if self.prompt is None else self.prompt
         if isinstance(prompt, str):
             return [prompt]
         ids = [item for item in prompt if isinstance(item, int)]
@@ -128,7 +134,7 @@ def _tokenized(tokenizer: Tokenizer, prompt: str | list[int], heal: bool) -> Pro
     return typed_prompt(tokenizer, prompt) if heal else Prompt(tokenizer.encode(prompt) or [tokenizer.eot])
 
 
-class _Ignored(_Form):
+class _IgnoredFields(_Form):
     """Fields of OpenAI's form that cannot change the text. They are ignored.
 
     So are tools that are offered, as Open WebUI does in every chat: a model may always answer with a text.
@@ -150,32 +156,32 @@ class _Ignored(_Form):
     user: object = None
 
 
-def _unsupported(value: T) -> T:
+def _refuse_what_asks(value: T) -> T:
     """Accept only a value that asks for nothing: zero, or an empty list, mapping or text."""
     if value:
         raise PydanticCustomError("unsupported", "this is not supported here, leave it out")
     return value
 
 
-_Nothing = AfterValidator(_unsupported)
+_AsksForNothing = AfterValidator(_refuse_what_asks)
 
 
-class _Neutral(_Form):
+class _UnsupportedFields(_Form):
     """Fields of OpenAI's form that are not supported here. Only values that ask for nothing are accepted."""
 
     best_of: Literal[1] | None = None
-    frequency_penalty: Annotated[float, _Nothing] | None = None
+    frequency_penalty: Annotated[float, _AsksForNothing] | None = None
     function_call: Literal["none", "auto"] | None = None
-    logit_bias: Annotated[dict[str, object], _Nothing] | None = None
+    logit_bias: Annotated[dict[str, object], _AsksForNothing] | None = None
     modalities: list[Literal["text"]] | None = None
-    presence_penalty: Annotated[float, _Nothing] | None = None
+    presence_penalty: Annotated[float, _AsksForNothing] | None = None
     response_format: dict[Literal["type"], Literal["text"]] | None = None
-    suffix: Annotated[str, _Nothing] | None = None
+    suffix: Annotated[str, _AsksForNothing] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     top_logprobs: Literal[0] | None = None
 
 
-class CompletionRequest(_Prompted, _Ignored, _Neutral):
+class CompletionRequest(_Prompted, _IgnoredFields, _UnsupportedFields):
     """The fields of OpenAI's form, then those of this engine. Any other field is an error that names it.
 
     `Sampling` checks the ranges of its fields.
@@ -189,7 +195,7 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
     n: int | None = Field(default=1, ge=1, lt=2**31)
     stream: bool | None = False
     stream_options: dict[str, bool | None] | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=5)  # as in OpenAI's API
+    logprobs: int | None = Field(default=None, ge=0, le=ALTERNATIVES)
     echo: bool | None = False
     stop: (
         Annotated[
@@ -201,7 +207,7 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
     ) = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
 
-    top_k: Count | None = None
+    top_k: Count | None = None  # 0 is off too, as in other servers
     min_p: float | None = None
     repetition_penalty: float | None = None
     # Whether a text prompt may end inside a token, so that its last word may get other tokens. By default it
@@ -212,7 +218,9 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
     @field_validator("logprobs", mode="before")
     @classmethod
     def _without(cls, logprobs: object) -> object:
-        """Replace False, with which chats ask for no log-probabilities, by None."""
+        """Replace False, with which chats ask for no log-probabilities, by None. Refuse True."""
+        if logprobs is True:
+            raise PydanticCustomError("boolean", "a completion takes a number, and a chat has none")
         return None if logprobs is False else logprobs
 
     def requests(self, tokenizer: Tokenizer, template: Template | None) -> list[Request]:
@@ -224,7 +232,8 @@ class CompletionRequest(_Prompted, _Ignored, _Neutral):
         scores_alone = bool(self.echo) and self.logprobs is not None and max_tokens <= 1
         heal = not scores_alone if self.heal is None else self.heal
         names = {field.name for field in fields(Sampling)}
-        sampling = Sampling(**self.model_dump(include=names, exclude_none=True))
+        given = self.model_dump(include=names, exclude_none=True)
+        sampling = Sampling(**{**given, "top_k": self.top_k or None})
         return [
             Request(
                 tokens=prompt.tokens,
@@ -269,7 +278,7 @@ class AttentionRequest(_Prompted):
 class CopiedRequest(_Form):
     """The body of `POST /copied`, with which the page finds copied passages."""
 
-    tokens: Annotated[list[Natural], Field(fail_fast=True)]
+    tokens: Annotated[list[Natural], Field(max_length=1 << 14, fail_fast=True)]
 
 
 def log_probabilities(tokenizer: Tokenizer, tokens: Sequence[Token], offset: int) -> JsonObject:

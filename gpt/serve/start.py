@@ -48,12 +48,13 @@ def serve(
     """
     try:
         from gpt.serve.app import create_app
-        from gpt.serve.limits import LOCAL, RequestLimits, local_only
+        from gpt.serve.limits import LOCAL, RequestLimits, check_key, local_only
         from gpt.serve.server import Server
     except ImportError:
         raise missing_extra("gpt serve", "serve") from None
     limits = RequestLimits(max_seconds=max_seconds, drain_seconds=drain_seconds)
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
+    check_key(api_key)  # before the weights are read
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)

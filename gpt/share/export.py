@@ -66,10 +66,10 @@ def export_weights(
     stored = read_weights(path).cropped()
     check_known(stored.config, stored.weights, hf.TABLE)
     _check_arithmetic(stored)
-    if format != "html":
-        return export_folder(stored, path, output, format, push)
     run = run_of(path.resolve())
     state = parts_of(path)[1] if run else None
+    if format != "html":
+        return export_folder(stored, output, format, push, state)
     text = training_text(run, stored.tokenizer) if with_text else None
     snapshots = snapshots_of(run) if run else []
     name = model_name(checkpoint, path)

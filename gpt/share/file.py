@@ -50,14 +50,14 @@ def write(
         stored: the model.
         name: what the page calls it.
         precision: the precision of the weights in the file.
-        snapshots: those of the model's run. As many are written as fit into `megabytes`, but at least two or
-            none. They are evenly spaced in the logarithm of the step.
+        snapshots: those of the model's run. As many are written as fit into `megabytes`, but none if two
+            would not fit. They are evenly spaced in the logarithm of the step.
         megabytes: the most space for snapshots, in MB.
         text: the ids of the training text, if the page is to find what was copied from it.
         run: the state of the run, for the page to show its figures.
 
     Raises:
-        InputError: the file would be larger than `LARGEST`.
+        InputError: the file would be larger than `LARGEST`, or a snapshot is one of another model.
     """
     data, tensors = _packed(stored.weights, precision)
     chosen = list(snapshots)
@@ -67,13 +67,13 @@ def write(
     models: list[dict[str, float | None]] = [{"step": None}]
     for step, loss, file in chosen if most >= 2 else []:
         models.append({"step": step, "loss": loss if math.isfinite(loss) else None})
-        data += _packed(read_weights(file).cropped().weights, precision)[0]
+        data += _packed(_weights_of_snapshot(file, stored), precision)[0]
     # gzip detects damage, and makes int8 weights a little smaller.
     blocks = [gzip.compress(data[start : start + _BLOCK], 1) for start in range(0, len(data), _BLOCK)]
     description = {
         "name": name,
         "config": stored.config.to_dict(),
-        "figures": asdict(Figures.of(sum(weight.numel() for weight in stored.weights.values()), run)),
+        "figures": asdict(Figures.of_weights(stored.weights, run)),
         "template": asdict(stored.template) if stored.template else None,
         "table": pack(stored.tokenizer.tokens),
         "words": _in_javascript(WORDS),
@@ -94,6 +94,15 @@ def write(
         output.write(content)
     snapshots_inside = counted(len(models) - 1, "snapshot")
     return f"{path} has {size}: the model in {precision} and {snapshots_inside} of its training"
+
+
+def _weights_of_snapshot(file: Path, model: StoredModel) -> Weights:
+    """Read the weights of a snapshot; InputError unless it has the shape and the tokens of the model."""
+    snapshot = read_weights(file).cropped()
+    same_shape = snapshot.config.with_dropout_of(model.config) == model.config
+    if not same_shape or snapshot.tokenizer != model.tokenizer:
+        raise InputError(f"{file} has another shape or vocabulary than the model: move it out of the run")
+    return snapshot.weights
 
 
 def _packed(weights: Weights, precision: PagePrecision) -> tuple[bytes, dict[str, list[int]]]:

@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gpt.config import GPTConfig
+from gpt.errors import InputError
 from gpt.generation.decoding import EXACT, texts_to_compare
+from gpt.generation.samples import NOT_FINITE
 from gpt.model import GPT
 from gpt.weights.formats.table import Weights
 
@@ -53,7 +55,8 @@ def logits(config: GPTConfig, weights: Weights, tokens: Tensor) -> Tensor:
 def is_gpt2(model: GPT) -> bool:
     """Whether a model gives the same logits as GPT-2 with its weights.
 
-    The model must be float32, on the CPU and in evaluation mode.
+    The model must be float32, on the CPU and in evaluation mode. Raises InputError if GPT-2's logits are not
+    finite: then the weights are damaged, whatever the model computes.
     """
     tokens = texts_to_compare(model)
     own = model(tokens).double()
@@ -62,4 +65,6 @@ def is_gpt2(model: GPT) -> bool:
         difference = (own - expected).square().mean().sqrt()
     except (KeyError, RuntimeError):  # a tensor is missing or has another shape
         return False
+    if not expected.isfinite().all():
+        raise InputError(NOT_FINITE)
     return bool(difference <= EXACT * expected.square().mean().sqrt())

@@ -20,7 +20,7 @@ let about = null;  // the answer of the backend: the model's name and figures, a
 let running = null;  // the AbortController of the present completion
 let again = false;  // whether to write once more after it
 let latest = 0;  // number of the newest request for attention; answers to earlier ones are dropped
-let text = null;  // the present Text
+let current = null;  // the present Text
 let turns = [];  // messages of a chat
 let chosen = Infinity;  // index of the token whose attention is shown
 let place = [-1, 0];  // layer and head that are shown, if the model has them
@@ -86,14 +86,14 @@ function figures({ parameters, text, minutes, bits_per_byte }) {
 
 // The form of a request, as the settings are.
 function settings() {
-  const form = { logprobs: 5, stream: true, heal: true };
+  const form = { logprobs: 5, stream: true, heal: true };  // 5: `LIKELIEST` in worker.js
   for (const id of ["temperature", "max_tokens", "top_p", "repetition_penalty", "min_p"]) {
     form[id] = Number($(id).value);
   }
   if ($("top_k").value > 0) form.top_k = Number($("top_k").value);
   const seed = $("seed").value.trim();
   const isNumber = /^-?\d+$/.test(seed) && Number.isSafeInteger(Number(seed));
-  if (seed) form.seed = isNumber ? Number(seed) : seed;  // an error says what is no number, or too large a one
+  if (seed) form.seed = isNumber ? Number(seed) : seed;  // an error names what is no number, or too large
   if ($("stop").value) form.stop = $("stop").value.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
   return form;
 }
@@ -117,7 +117,7 @@ function begin(prompt) {
     form.echo = !about.chat && prompt !== "";  // and show what they make of the prompt
   }
   if (prompt && !about.chat && !form.echo) box.append(make("span", "prompt", prompt));
-  text = { form, box, tokens: [], marks: [], written: 0 };
+  current = { form, box, tokens: [], marks: [], written: 0 };
 }
 
 // Show a message, and return the box of the reply to it. Without a message the last reply is replaced by a
@@ -142,7 +142,7 @@ function beginReply(content) {
 // Take back a message that got no reply, so that it can be sent again. `content` is empty if the reply to an
 // earlier message was to be written again.
 function takeBack(content) {
-  text.box.parentElement.remove();
+  current.box.parentElement.remove();
   if (!content) return;
   turns.pop();
   $("text").lastChild.remove();
@@ -174,7 +174,7 @@ async function generate({ repeats = false } = {}) {
   if (running) return;
   setRunning(new AbortController());
   const watching = moment() !== undefined;
-  const before = text;
+  const before = current;
   let typed = "";
   latest++;
   for (const id of ["error", "speed", "copied"]) $(id).textContent = "";
@@ -187,18 +187,18 @@ async function generate({ repeats = false } = {}) {
     typed = about.chat && repeats ? "" : $("prompt").value;
     begin(typed);
     await write();
-    if (isOnPage(text)) await showMore(watching);
+    if (isOnPage(current)) await showMore(watching);
   } catch (error) {
     if (error.name !== "AbortError") {
       showError(error);
-      const hasBegun = text !== before;
-      const isEmptyReply = about?.chat && hasBegun && !text.tokens.length;
-      if (isEmptyReply && isOnPage(text)) takeBack(typed);
+      const hasBegun = current !== before;
+      const isEmptyReply = about?.chat && hasBegun && !current.tokens.length;
+      if (isEmptyReply && isOnPage(current)) takeBack(typed);
     }
   }
   const hasNoReply = turns.at(-1)?.role === "user";
-  if (hasNoReply && isOnPage(text)) {
-    turns.push({ role: "assistant", content: text.box.textContent });
+  if (hasNoReply && isOnPage(current)) {
+    turns.push({ role: "assistant", content: current.box.textContent });
   }
   setRunning(null);
   if (again) {
@@ -209,18 +209,18 @@ async function generate({ repeats = false } = {}) {
 
 // Show what a text attends to, while one watches the training, and what of it is copied.
 async function showMore(watching) {
-  const mark = text.marks.find(([, token]) => token.index >= chosen) ?? text.marks.at(-1);
-  if (watching && mark) await showAttention(text, ...mark);
-  if (about.copied) await showCopied(text);
+  const mark = current.marks.find(([, token]) => token.index >= chosen) ?? current.marks.at(-1);
+  if (watching && mark) await showAttention(current, ...mark);
+  if (about.copied) await showCopied(current);
 }
 
 async function write() {
   const start = performance.now();
-  await backend.complete(text.form, choice => {
-    if (!isOnPage(text)) return;
-    add(text, choice);
-    const rate = text.tokens.length / ((performance.now() - start) / 1000);
-    $("speed").textContent = `${text.tokens.length} tokens, ${Number(rate.toPrecision(3))} per second`;
+  await backend.complete(current.form, choice => {
+    if (!isOnPage(current)) return;
+    add(current, choice);
+    const rate = current.tokens.length / ((performance.now() - start) / 1000);
+    $("speed").textContent = `${current.tokens.length} tokens, ${Number(rate.toPrecision(3))} per second`;
   }, running.signal);
 }
 
@@ -369,11 +369,12 @@ function showHead(tokens, weights, layer, head) {
 // ---- what is copied
 
 // Underline what stands verbatim in the training text.
-async function showCopied({ tokens, marks }) {
-  const own = tokens.filter(token => !token.prompt);
+async function showCopied(text) {
+  const own = text.tokens.filter(token => !token.prompt);
   const { runs } = await backend.ask("copied", { tokens: own.map(token => token.id) });
+  if (!isOnPage(text)) return;
   const copied = new Set(runs.flatMap(([start, end]) => own.slice(start, end)));
-  for (const [mark, token] of marks) mark.classList.toggle("copied", copied.has(token));
+  for (const [mark, token] of text.marks) mark.classList.toggle("copied", copied.has(token));
   const longest = Math.max(0, ...runs.map(([start, end]) => end - start));
   const run = longest ? `, the longest run ${longest}` : "";
   $("copied").textContent = `${copied.size} of ${own.length} tokens are copied${run}`;
@@ -410,8 +411,8 @@ function watch() {
   }
 }
 
-// Ask what is served, at first and again while the run trains. The slider stays at its step, or at the newest
-// one, or at its right end.
+// Ask what is served, at first and again while the run trains. The slider stays at its right end, or at the
+// newest step, or at its step. If that was deleted, it goes to the next one that is left, or to the newest.
 async function follow() {
   const next = await backend.ask("about");
   const step = moment();  // the slider may have moved meanwhile
@@ -423,8 +424,10 @@ async function follow() {
   $("training").hidden = !steps.length;
   $("moment").max = steps.length;
   if (step === undefined) $("moment").value = steps.length;
-  else if (wasNewest) $("moment").value = steps.length - 1;
-  else $("moment").value = steps.findIndex(other => other >= step);
+  else {
+    const left = wasNewest ? -1 : steps.findIndex(other => other >= step);
+    $("moment").value = left < 0 ? steps.length - 1 : left;
+  }
   if (wasNewest && step !== steps.at(-1)) watch();
   else drawTraining();
 }
@@ -470,6 +473,7 @@ $("generate").addEventListener("click", () => generate());
 $("halt").addEventListener("click", () => running?.abort());
 $("clear").addEventListener("click", () => {
   running?.abort();
+  latest++;  // an answer that comes later would show the attention again
   turns = [];
   $("text").replaceChildren();
   $("attention").hidden = true;

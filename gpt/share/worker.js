@@ -3,8 +3,8 @@
 //
 // Shapes: T tokens, L layers, H heads, V vocab_size.
 
-const LIKELIEST = 5;  // alternatives of a token
-const SHORTEST_RUN = 12;  // tokens that count as copied
+const LIKELIEST = 5;  // alternatives of a token: `ALTERNATIVES` in gpt/serve/requests.py
+const SHORTEST_RUN = 12;  // tokens that count as copied: `least` in gpt/evaluation/copied.py
 const LONGEST_TURN = 20;  // milliseconds, after which requests that came meanwhile are read
 
 /**
@@ -72,7 +72,9 @@ class Writer {
    */
   async complete(form, take, stopped) {
     const { snapshot, echo, max_tokens, seed = Math.floor(Math.random() * 2 ** 52) } = form;
-    if (!Number.isSafeInteger(seed)) throw new Error(`the seed must be a whole number of at most 53 bits, got ${seed}`);
+    if (!Number.isSafeInteger(seed)) {
+      throw new Error(`the seed must be a whole number of at most 53 bits, got ${seed}`);
+    }
     let drawn = 0;
     const number = () => uniform(seed, drawn++);
     const prompt = await this.prompt(form, number, stopped);
@@ -109,7 +111,7 @@ class Writer {
     const ids = this.window([...this.ids(form), ...form.tokens]);
     const weights = [];
     await this.read(ids, form.snapshot, { weights });
-    const decoder = new TextDecoder();
+    const decoder = newDecoder();
     return { tokens: ids.map(id => decoder.decode(this.tokenizer.bytes(id))), weights };
   }
 
@@ -235,8 +237,9 @@ function answer(port, file) {
   };
 }
 
-// The longest runs [start, end) of ids that stand in a text and are long enough. The text has a letter for
-// each id, and no letter is half of a surrogate pair: `_letters` in gpt/share/file.py.
+// The longest runs [start, end) of ids that stand in a text and are long enough. `Copied.runs` in
+// gpt/evaluation/copied.py finds the same. The text has a letter for each id, and no letter is half of a
+// surrogate pair: `_letters` in gpt/share/file.py.
 function copiedRuns(text, ids) {
   const letters = String.fromCharCode(...ids.map(id => id < 0xd800 ? id : id + 0x800));
   const runs = [];

@@ -1,5 +1,6 @@
 """The text around the messages of a conversation. It is plain text and is never evaluated."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from gpt.text.tokenizer import Tokenizer
 
 PLACE = "{content}"
 _LONGEST = 1 << 12
+_HALF_A_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
 
 def plain_message(message: JsonObject) -> JsonObject:
@@ -45,7 +47,7 @@ class Template:
     """The text around a message of each role. `{content}` stands for the message and must occur once.
 
     A reply ends with `<|endoftext|>`, so nothing may follow `{content}` in the assistant's text. Raises
-    InputError for any other text.
+    InputError for any other text, and for one with half a surrogate pair, which UTF-8 cannot hold.
     """
 
     system: str = "{content}\n\n"
@@ -61,6 +63,8 @@ class Template:
             if len(parts) != 2 or (role == "assistant" and parts[1]) or len(text) > _LONGEST:
                 rule = f"must be a text with one {PLACE}, the assistant's at its end"
                 raise InputError(f"the template's {role} {rule}, got {shown(text)}")
+            if _HALF_A_CHARACTER.search(text):
+                raise InputError(f"the template's {role} has half a character, got {shown(text)}")
 
     def to_jinja(self) -> str:
         """Return the template in Jinja for transformers and llama.cpp.

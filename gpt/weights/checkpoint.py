@@ -56,6 +56,7 @@ Order = tuple[int, int, float]  # session, save and time: no two checkpoints of 
 _MOST_HEADER = 64 << 20  # bytes, the largest header that is read
 _MOST_RUN = 1 << 20  # bytes, the largest text `run`
 _MOST_COUNTED = 1 << 48  # largest count in a file, so that sums stay exact in JSON
+_LONGEST_VERSION = 9  # digits
 _RETIRED = {"temperature"}  # fields of earlier versions that are dropped without a notice
 _TYPES = {  # tensor types by their names in safetensors
     torch.float64: "F64",
@@ -350,8 +351,9 @@ def _metadata(path: Path, name: str) -> dict[str, str]:
         others = "of another program, give the folder with its config.json"
         raise InputError(f"{path} is no checkpoint of gpt fit, or a broken one; {others}") from None
     version = texts.get("version", "1")
-    if version.isdecimal() and int(version) > VERSION:
-        later = f"was written by a later version of this program, in its format {version}"
+    # Python refuses to convert thousands of digits.
+    if version.isdecimal() and (len(version) > _LONGEST_VERSION or int(version) > VERSION):
+        later = f"was written by a later version of this program, in its format {version:.20}"
         raise LaterFormat(f"{path} {later}; this one reads those up to {VERSION}: update it")
     return texts
 

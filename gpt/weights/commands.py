@@ -3,16 +3,17 @@
 import html
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 from gpt.errors import InputError
 from gpt.files import atomic_write, check_free, readable
 from gpt.text.tokenizer import SMALLEST_SIZE
+from gpt.weights.checkpoint import RunPart
+from gpt.weights.figures import Figures
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.load import StoredModel, read_weights
-from gpt.weights.runs import run_of
-from gpt.weights.tensors import read_json
 
 FolderFormat = Literal["hf", "nanogpt", "book", "gguf"]
 _WRITERS = {"hf": hf.write, "nanogpt": nanogpt.write, "book": book.write}
@@ -65,13 +66,16 @@ def import_weights(
 
 
 def export_folder(
-    stored: StoredModel, path: Path, output: Path, format: FolderFormat, push: str | None
+    stored: StoredModel, output: Path, format: FolderFormat, push: str | None, run: RunPart | None
 ) -> None:
-    """Export the weights at a path to a folder, and upload it to the hub under the name `push`, if given."""
+    """Export weights to a folder, and upload it to the hub under the name `push`, if given.
+
+    `run` is the state of the run in the checkpoint, if it has one, for the model card.
+    """
     write_export(stored, output, format)
     if format == "hf":
         with atomic_write(output / "README.md") as file:
-            file.write(_card(stored, path, push or output.name))
+            file.write(_card(stored, push or output.name, run))
     print(f"{output}/ holds the model in the format {format}")
     if push is not None:
         from huggingface_hub import create_repo, upload_folder
@@ -80,12 +84,10 @@ def export_folder(
         print(upload_folder(repo_id=push, folder_path=output))
 
 
-def _card(stored: StoredModel, path: Path, name: str) -> str:
-    """Return a model's README.md for the hub: its shape, its training text's name and its run's results."""
-    facts = stored.config.to_dict()
-    run = run_of(path.resolve())
-    if run and (run / "summary.json").is_file():
-        facts |= read_json(run / "summary.json")
+def _card(stored: StoredModel, name: str, run: RunPart | None) -> str:
+    """Return a model's README.md for the hub: its shape, and the figures that its checkpoint knows."""
+    figures = asdict(Figures.of_weights(stored.weights, run))
+    facts = stored.config.to_dict() | {key: value for key, value in figures.items() if value is not None}
     rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in facts.items())
     return readable(_CARD.format(name) + rows)  # names of folders and texts may not be UTF-8
 
@@ -102,13 +104,18 @@ def _cell(value: object) -> str:
 
 
 def write_export(stored: StoredModel, folder: Path, format: FolderFormat) -> None:
-    """Write weights in another format, with the tokenizer's files if the weights have their own."""
+    """Write weights in another format, with the tokenizer's files if the weights have their own.
+
+    Raises InputError, before anything is written, if the format needs a tokenizer and there is none.
+    """
     stored = stored.cropped()
+    needs_tokenizer = stored.own_tokenizer or format in ("hf", "gguf")
+    tokenizer = stored.tokenizer if needs_tokenizer else None
     if format != "hf" and stored.config.exact_gelu != (format == "nanogpt"):
         what = "nanoGPT computes the exact GELU; book and gguf use GPT-2's approximation"
         print(f"note: {what}: logits differ slightly from this model's", file=sys.stderr)
     if format == "gguf":
         return gguf.write(stored.config, stored.weights, folder, stored.tokenizer, stored.template)
     _WRITERS[format](stored.config, stored.weights, folder)
-    if stored.own_tokenizer or format == "hf":
-        hf.write_tokenizer(stored.tokenizer, folder, stored.config.context_length, stored.template)
+    if tokenizer:
+        hf.write_tokenizer(tokenizer, folder, stored.config.context_length, stored.template)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gpt.files import readable
 from gpt.weights.checkpoint import RunPart
+from gpt.weights.formats.table import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,11 @@ class Figures:
     """Minutes of training and validation."""
 
     @classmethod
+    def of_weights(cls, weights: Weights, run: RunPart | None) -> "Figures":
+        """Return the figures of a model with these weights, without a tied head, and those of its run."""
+        return cls.of(sum(weight.numel() for weight in weights.values()), run)
+
+    @classmethod
     def of(cls, parameters: int, run: RunPart | None) -> "Figures":
         """Return the figures of a model with so many parameters, and those of its run, if it has one."""
         if run is None:
@@ -37,16 +43,16 @@ class Figures:
 def _bits_per_byte(run: RunPart) -> float | None:
     """Return the bits per byte of a run's checkpoint, None if it was not validated."""
     bits, loss = run.validation.get("val_bits_per_byte"), run.validation.get("val_loss")
-    if loss and run.best_loss and run.best_step == run.step:
-        return bits_of_best(bits, loss, run.best_loss)  # the best loss is that at its temperature
-    return bits
+    is_best = run.best_step == run.step  # then its best loss is that at its temperature
+    return bits_of_best(bits, loss, run.best_loss if is_best else None)
 
 
 def bits_of_best(bits: float | None, loss: float | None, best_loss: float | None) -> float | None:
     """Return the bits per byte at the best loss, from the last validation's bits and loss.
 
-    All validations score the same text, so the ratio of bits to loss is the same. None if one is missing.
+    All validations score the same text, so the ratio of bits to loss is the same. Without a loss, or with one
+    of zero, there is no ratio, and the result are the bits as they are.
     """
-    if bits is None or loss is None or best_loss is None:
-        return None
-    return bits * best_loss / loss if loss else bits
+    if bits is None or not loss or best_loss is None:
+        return bits
+    return bits * best_loss / loss

@@ -19,7 +19,7 @@ from gpt.model import GPT
 from gpt.plain import build, is_hub_name
 from gpt.progress import notice
 from gpt.text.template import Template
-from gpt.text.tokenizer import Tokenizer
+from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer
 from gpt.weights.checkpoint import Checkpoint, read_model
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import Weights, check_complete, on_meta
@@ -75,7 +75,13 @@ class StoredModel:
     @property
     def tokenizer(self) -> Tokenizer:
         """The weights' own tokenizer, or GPT-2's of their size; InputError if they have too few rows."""
-        return self.own_tokenizer or Tokenizer(vocab_size=min(self.config.vocab_size, Tokenizer().n_vocab))
+        rows = self.config.vocab_size
+        if self.own_tokenizer:
+            return self.own_tokenizer
+        if rows < SMALLEST_SIZE:
+            least = f"GPT-2's needs at least {SMALLEST_SIZE} rows"
+            raise InputError(f"these weights have no tokenizer of their own, and {rows} rows: {least}")
+        return Tokenizer(vocab_size=min(rows, Tokenizer().n_vocab))
 
     def cropped(self) -> "StoredModel":
         """Drop rows that pad the vocabulary; InputError if the tokenizer has more tokens than rows."""

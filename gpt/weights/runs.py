@@ -75,7 +75,8 @@ def most_crowded(snapshots: list[Snapshot]) -> int:
 
     There have to be at least three snapshots.
     """
-    gaps = [after[0] / before[0] for before, after in zip(snapshots, snapshots[2:], strict=False)]
+    steps = [max(1, step) for step, _, _ in snapshots]  # a stranger's may begin at 0
+    gaps = [after / before for before, after in zip(steps, steps[2:], strict=False)]
     return 1 + gaps.index(min(gaps))
 
 

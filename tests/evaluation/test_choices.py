@@ -114,6 +114,18 @@ def test_the_label_is_the_last_reply_that_is_scored(prepared_of):
     assert example.label == (*TOKENIZER.encode("no"), TOKENIZER.eot)
 
 
+def test_an_example_without_a_label_is_one_line(model, prepared_of):
+    """Preparing leaves such an example out, but a stranger's folder may have it."""
+    prepared = prepared_of(ROWS, val_fraction=0)
+    stream = prepared.stream("train")
+    stored = stream.tokens.copy()
+    first, second = stream.example_starts[:2]
+    stored[first:second] = np.minimum(stored[first:second], ~stored[first:second])
+    stored.tofile(stream.path)
+    with pytest.raises(InputError, match="an example of the split train has no label: nothing of it is sc"):
+        score_choices(model, prepared, "train")
+
+
 BAD = {
     "one label": ([("a", "yes"), ("b", "yes")], "prompt", "2 to 1,000 different labels .* got 1"),
     "plain text": ([("a", "b")], "text", "expected examples with a prompt and a label"),

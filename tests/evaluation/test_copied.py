@@ -21,18 +21,19 @@ TOKENIZER = Tokenizer(vocab_size=257)
 
 
 def by_a_search(ids: list[int], text: list[int], least: int) -> list[list[int]]:
-    """Runs as long as they can be while every `least` of their ids in a row stand in the text."""
-    grams = [text[place : place + least] for place in range(len(text) - least + 1)]
-    runs: list[list[int]] = []
-    follows = False
-    for start in range(len(ids) - least + 1):
-        is_copied = ids[start : start + least] in grams
-        if is_copied and follows:
-            runs[-1][1] = start + least
-        elif is_copied:
-            runs.append([start, start + least])
-        follows = is_copied
-    return runs
+    """The passages that stand in the text as a whole, without those inside another one."""
+
+    def is_copied(start: int, end: int) -> bool:
+        passage = ids[start:end]
+        return any(passage == text[place : place + end - start] for place in range(len(text)))
+
+    ends = range(len(ids) + 1)
+    copied = [(start, end) for end in ends for start in range(end - least + 1) if is_copied(start, end)]
+    return [
+        [start, end]
+        for start, end in sorted(copied)
+        if (start - 1, end) not in copied and (start, end + 1) not in copied
+    ]
 
 
 @pytest.mark.parametrize("least", [2, 12])
@@ -52,6 +53,14 @@ def test_the_runs_are_those_of_a_search(least, alphabet):
         assert runs == by_a_search(ids, text, least)
         lengths |= {end - start for start, end in runs}
     assert len(lengths) > 3
+
+
+def test_no_run_is_joined_from_two_places_of_the_text():
+    text = np.array([*range(12), 99, *range(1, 13)], np.uint16)
+    copied = Copied(text, TOKENIZER)
+    assert copied.runs(range(13)) == [[0, 12], [1, 13]]
+    line = copied.mark(TOKENIZER.decode(range(13))).splitlines()[-1]
+    assert line == "13 of 13 tokens are copied, the longest run 12"
 
 
 def test_texts_shorter_than_a_run():

@@ -12,8 +12,9 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.prepared import Stream
+from gpt.data.reading import DEFAULT_READING
 from gpt.errors import InputError
-from gpt.evaluation.evaluate import score_text
+from gpt.evaluation.evaluate import TextScore, _prepare, score_text
 from gpt.evaluation.scoring import bits_per_byte, score_windows
 from gpt.text.template import Template
 from gpt.training.module import LanguageModel
@@ -23,6 +24,11 @@ from gpt.weights.rounding import rounded
 from tests.generation.conftest import sharp
 
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
+
+
+def score_of(model: GPT, data: str, split: str | None = None) -> TextScore:
+    """The score of a text, or of a part of it."""
+    return score_text(model, _prepare(TOKENIZER, data, split, DEFAULT_READING), data)
 
 
 def test_windows_of_padding_alone_do_not_count():
@@ -75,7 +81,7 @@ def test_a_uniform_model_by_hand(config, tmp_path):
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     (tmp_path / "text.txt").write_text("wxyz", encoding="utf-8")
-    result = score_text(model, TOKENIZER, str(tmp_path / "text.txt"))
+    result = score_of(model, str(tmp_path / "text.txt"))
     assert (result["split"], result["tokens"], result["bytes"]) == ("all", 5, 4)
     assert result["nats_per_token"] == pytest.approx(math.log(300), rel=1e-6)
     assert result["perplexity"] == pytest.approx(300, rel=1e-5)
@@ -115,7 +121,7 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
     counts = data.prepared.counts["val"]
     folder = prepare(str(text_file), vocab_size=300)
     for source, split in ((str(text_file), "val"), (str(folder), None)):
-        result = score_text(model, TOKENIZER, source, split)
+        result = score_of(model, source, split)
         assert result["tokens"] == counts.tokens
         assert result["nats_per_token"] == pytest.approx(nats / counts.tokens, rel=1e-5)
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / counts.scored_bytes, rel=1e-5)
@@ -128,9 +134,9 @@ def test_the_command_scores_the_rounded_weights(text_file, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     assert gpt(f"evaluate --checkpoint {tmp_path}/model --data {text_file} --precision int4") == 0
     printed = json.loads(capsys.readouterr().out)
-    expected = score_text(rounded(model, "int4"), TOKENIZER, str(text_file))
+    expected = score_of(rounded(model, "int4"), str(text_file))
     assert printed == {"data": str(text_file), **expected}
-    assert printed["bits_per_byte"] != score_text(model, TOKENIZER, str(text_file))["bits_per_byte"]
+    assert printed["bits_per_byte"] != score_of(model, str(text_file))["bits_per_byte"]
 
 
 BAD = {

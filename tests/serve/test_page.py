@@ -28,7 +28,8 @@ return [
 """
 
 SHADES = """
-return text.marks.map(([mark, token]) => [token.logProbability, Number(mark.style.getPropertyValue("--a"))]);
+const shade = mark => Number(mark.style.getPropertyValue("--a"));
+return current.marks.map(([mark, token]) => [token.logProbability, shade(mark)]);
 """
 
 MOVED_WHILE_ASKING = """
@@ -181,6 +182,18 @@ def test_the_page_follows_a_run(open_page, tmp_path):
     assert page.text("#when").startswith("step 6,")
 
 
+def test_the_slider_goes_to_the_newest_step_if_its_own_and_all_later_ones_were_deleted(open_page, tmp_path):
+    train(tmp_path, 1, 2, 4, 6)
+    page = open_page(new_app(run=tmp_path))
+    page.wait_for("#training")
+    page.set_slider("max_tokens", 10)
+    page.set_slider("moment", 2)
+    page.wait_for_text("#when", "step 4,")
+    page.wait_for_the_end()
+    page.run("backend.ask = async () => ({ ...about, snapshots: [1, 2], train: [[1, 3], [2, 2]] })")
+    assert page.wait_for_text("#when", "step 2,")
+
+
 def test_the_keyboard_reaches_tokens_alternatives_and_heads(open_page):
     from selenium.webdriver import Keys
 
@@ -261,6 +274,26 @@ def test_a_model_tuned_on_examples_chats_and_what_it_copies_is_underlined(open_p
     assert page.content("#seen").startswith("<|endoftext|>UHi\nA")
     page.find("#clear").click()
     assert not page.all(".turn") and not page.severe()
+
+
+SLOWLY = """
+const ask = backend.ask.bind(backend);
+backend.ask = (path, form) => new Promise(resume => setTimeout(resume, 300)).then(() => ask(path, form));
+current.marks[0][0].click();
+showCopied(current).then(arguments[0]);
+document.getElementById("clear").click();
+"""
+
+
+def test_what_is_answered_after_a_new_chat_was_begun_is_not_shown(open_page):
+    copied = Copied(np.zeros(20, np.uint16), TOKENIZER)
+    page = open_page(new_app(template=TEMPLATE, copied=copied))
+    page.wait_for("#clear")
+    chatting(page, "Hi")
+    page.browser.execute_async_script(SLOWLY)
+    time.sleep(1)
+    assert not page.shows("#attention") and page.text("#copied") == ""
+    assert not page.severe()
 
 
 def test_what_is_typed_into_a_chat_stays_while_other_weights_reply(open_page, run):

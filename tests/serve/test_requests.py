@@ -85,6 +85,19 @@ def test_ids_are_left_as_they_are_and_so_are_texts_on_request(ask):
     assert by_ids == text(HALF_A_WORD, heal=False) != text(HALF_A_WORD)
 
 
+def test_without_a_prompt_a_document_begins(ask):
+    form = {"max_tokens": 4, "temperature": 0}
+    texts = {choice_of(ask(**form, **prompt))["text"] for prompt in ({}, {"prompt": None}, {"prompt": ""})}
+    assert len(texts) == 1
+    assert ask(prompt=None, **form).json()["usage"]["prompt_tokens"] == 1  # `<|endoftext|>`
+
+
+def test_a_top_k_of_zero_is_off(ask):
+    form = {"prompt": HALF_A_WORD, "max_tokens": 6, "seed": 4, "temperature": 3.0}
+    free, zero, one = (choice_of(ask(**form, **top))["text"] for top in ({}, {"top_k": 0}, {"top_k": 1}))
+    assert zero == free != one
+
+
 SAMPLING = [
     {"temperature": 3.0, "top_k": 20},
     {"temperature": 3.0, "top_p": 0.6},

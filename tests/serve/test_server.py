@@ -98,7 +98,8 @@ def test_sigterm_tells_those_that_it_cuts(exported):
         server.send_signal(signal.SIGTERM)
         stream.join(20)
         *_, error, done, _ = stream.text.split("\n\n")
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == 503 and done == "data: [DONE]"
+        told = json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert "shutting down" in told and done == "data: [DONE]"
         assert server.wait(20) == -signal.SIGTERM
     finally:
         server.kill()
@@ -145,6 +146,14 @@ def test_the_line_at_the_start_has_the_port_that_the_system_chose(exported, star
 def test_a_limit_out_of_range_is_named_as_the_option(option, exported):
     with pytest.raises(InputError, match=f"^{option} must be at least 1, got 0$"):
         serve(exported, **{option: 0})
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a b", "a\n", os.fsdecode(b"\xff")], ids=ascii)
+def test_a_key_that_clients_could_not_send_is_refused_before_the_weights_are_read(key, tmp_path):
+    with pytest.raises(InputError, match=r"^the API key must consist of ASCII .*, without spaces$"):
+        serve(tmp_path / "no such run", api_key=key)
+    with pytest.raises(InputError, match="the API key must"):
+        new_app(api_key=key)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 import os
 import re
 import sys
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,9 @@ from tiny_runs import gpt
 
 from gpt import GPTConfig, Tokenizer
 from gpt.config import USUAL_TEMPERATURE, USUAL_TOP_K
+from gpt.errors import InputError
+from gpt.evaluation.copied import Copied
+from gpt.generation.write import write as write_texts
 from gpt.share import file
 from gpt.share.page import served_page
 from gpt.weights.checkpoint import RunPart
@@ -21,6 +27,7 @@ from tests.generation.conftest import sharp
 from tests.share.node import export, needs_node, run
 from tests.snapshots import add_checkpoint, add_snapshot
 
+SCRIPTS = Path(file.__file__).parent
 SHAPE = GPTConfig(vocab_size=300, context_length=32, emb_dim=48, num_heads=3, num_layers=2)
 TOKENIZER = Tokenizer(vocab_size=300)
 
@@ -68,6 +75,51 @@ def test_the_sliders_of_the_page_begin_with_what_gpt_generate_takes():
     for name, value in (("temperature", USUAL_TEMPERATURE), ("top_k", USUAL_TOP_K)):
         (slider,) = re.findall(f'<input [^>]*id="{name}"[^>]*>', page)
         assert f' value="{value}"' in slider
+
+
+def numbers_of(script: str) -> dict[str, int]:
+    """The numbers that a script of the page names at its beginning."""
+    text = (SCRIPTS / script).read_text("utf-8")
+    return {name: int(value) for name, value in re.findall(r"^const ([A-Z_]+) = (\d+);", text, re.M)}
+
+
+def test_a_page_and_the_commands_count_the_same_as_copied():
+    least = {
+        numbers_of("worker.js")["SHORTEST_RUN"],
+        signature(Copied).parameters["least"].default,
+        signature(write_texts).parameters["copied_tokens"].default,
+    }
+    assert least == {12}
+
+
+def test_a_page_asks_for_as_many_alternatives_as_a_worker_and_the_server_give():
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    from gpt.serve.requests import ALTERNATIVES
+
+    (asked,) = re.findall(r"logprobs: (\d+)", (SCRIPTS / "page.js").read_text("utf-8"))
+    assert int(asked) == numbers_of("worker.js")["LIKELIEST"] == ALTERNATIVES
+
+
+OTHERS = {
+    "shape": (replace(SHAPE, num_heads=2), TOKENIZER),
+    "size": (replace(SHAPE, num_layers=1), TOKENIZER),
+    "vocabulary": (replace(SHAPE, vocab_size=257), Tokenizer(vocab_size=257)),
+    "order of tokens": (SHAPE, Tokenizer("own", table=[*TOKENIZER.tokens[:-1], b"zzz"])),
+}
+
+
+@pytest.mark.parametrize(("shape", "tokenizer"), OTHERS.values(), ids=OTHERS)
+def test_a_snapshot_of_another_model_is_refused(shape, tokenizer, tmp_path):
+    snapshot = add_snapshot(tmp_path, 4, sharp(shape), tokenizer)
+    with pytest.raises(InputError, match=f"{snapshot.name} has another shape or vocabulary than the model"):
+        export(tmp_path / "it.html", sharp(SHAPE), TOKENIZER, snapshots=snapshots_of(tmp_path))
+    assert not (tmp_path / "it.html").exists()
+
+
+def test_a_snapshot_with_another_dropout_and_an_only_one_are_written(tmp_path):
+    add_snapshot(tmp_path, 4, sharp(replace(SHAPE, dropout=0.3)), TOKENIZER)
+    page = export(tmp_path / "it.html", sharp(SHAPE), TOKENIZER, snapshots=snapshots_of(tmp_path))
+    assert '{"step": 4, "loss": 5.0}' in page.read_text("utf-8")
 
 
 @needs_node

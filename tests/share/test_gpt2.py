@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gpt import GPTConfig
+from gpt.generation.samples import NOT_FINITE
 from gpt.model import GPT, FeedForward, TransformerBlock
 from gpt.share.gpt2 import is_gpt2, logits
 from tests.generation.conftest import sharp
@@ -62,6 +63,17 @@ def narrow(feed_forward, width):
 
 def drop_bias(model, width):
     model.final_norm = nn.LayerNorm(width, bias=False)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_damaged_weights_are_said_to_be_damaged_in_every_format(value, refusal):
+    model = sharp(ODD)
+    with torch.no_grad():
+        model.blocks[1].feed_forward.up.weight[0, 0] = value
+    model.save_pretrained("mine")
+    for format_, output in FILES.items():
+        assert NOT_FINITE in refusal(f"export mine --format {format_} --output {output}")
+        assert not Path(output).exists()
 
 
 OTHER_NUMBERS = "not what the edited gpt/ does"

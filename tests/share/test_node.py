@@ -4,13 +4,14 @@
 import random
 import re
 from dataclasses import replace
-from itertools import islice, product
+from itertools import chain, islice, product
 
 import numpy as np
 import pytest
 import torch
 
 from gpt import GPTConfig, Tokenizer
+from gpt.evaluation.copied import Copied
 from gpt.generation import Sampling, stream_samples
 from gpt.generation.healing import agreeing_ids, typed_prompt
 from gpt.generation.sampling import sample_tokens, uniform
@@ -148,8 +149,10 @@ def test_a_token_has_the_name_that_the_server_gives_it(exported):
     tokenizer = Tokenizer("own", table=table)
     ids = [*range(tokenizer.n_vocab)]
     tokens = [Token(None, id_, "", None, None, False) for id_ in ids]
-    names = exported(tied(tokenizer.n_vocab), tokenizer)(*(["name", id_] for id_ in ids))
-    assert names == log_probabilities(tokenizer, tokens, 0)["tokens"]
+    ask = exported(tied(tokenizer.n_vocab), tokenizer)
+    assert ask(*(["name", id_] for id_ in ids)) == log_probabilities(tokenizer, tokens, 0)["tokens"]
+    (seen,) = ask(["attention", {"prompt": ids[-4:], "tokens": []}])
+    assert seen["tokens"] == ["\ufffd", "\ufffd", "\ufeff", "<|endoftext|>"]
 
 
 ENDS = [
@@ -313,3 +316,17 @@ def test_runs_that_stand_in_the_training_text_are_found(exported):
     parts = [(0, 14), (20, 31), (28, 40)]
     ids = [id_ for start, end in parts for id_ in (*range(first + start, first + end), 9)]
     assert exported(tied(), text=text)(["copied", {"tokens": ids}]) == [{"runs": [[0, 14], [27, 39]]}]
+
+
+def test_copied_runs_are_those_of_the_server(exported):
+    """Also where the text has the beginning in one place and the end in another."""
+    drawn = random.Random(3)
+    joined = np.array([*range(12), 99, *range(1, 13)], np.uint16)
+    blocks = [[drawn.randrange(9) for _ in range(15)] for _ in range(4)]
+    mixed = np.array([*chain(*drawn.choices(blocks, k=20))], np.uint16)
+    for text in (joined, mixed):
+        copied = Copied(text, Tokenizer(vocab_size=300))
+        asked = [[*range(13)], *([*chain(*drawn.choices(blocks, k=5))] for _ in range(9))]
+        found = exported(tied(), text=text)(*(["copied", {"tokens": ids}] for ids in asked))
+        assert found == [{"runs": copied.runs(ids)} for ids in asked]
+    assert len(copied.runs(asked[1])) > 1

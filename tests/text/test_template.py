@@ -53,6 +53,7 @@ BAD_TEMPLATES = {
     "no place": ({"user": "no place"}, "user must be a text with one {content}"),
     "two places": ({"user": "{content}{content}"}, "one {content}"),
     "a long text": ({"system": "{content}" + "x" * 5000}, "system must be"),
+    "half a character": ({"user": "\ud800{content}"}, r"user has half a character, got '\ud800{content}'"),
     "an end after the reply": ({"assistant": "{content}\n"}, "the assistant's at its end, got"),
 }
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rewritten import retold
 
 from gpt.errors import InputError
-from gpt.weights.checkpoint import ModelPart, RunPart, parts_of, read, read_model
+from gpt.weights.checkpoint import LaterFormat, ModelPart, RunPart, parts_of, read, read_model
 from gpt.weights.checkpoint import write as write_checkpoint
 from gpt.weights.load import find
-from gpt.weights.runs import checkpoints_of, model_name, newest_run, next_session
+from gpt.weights.runs import checkpoints_of, model_name, most_crowded, newest_run, next_session
 
 MODEL = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
 
@@ -154,3 +155,19 @@ def test_a_model_has_the_name_of_its_run_or_folder_or_of_the_hub(given, path, na
     for file in (SNAPSHOT, "moved.safetensors"):
         Path(file).touch()
     assert model_name(given, Path(path)) == name
+
+
+def test_a_version_of_thousands_of_digits_is_a_later_one(save):
+    """Python converts no text of more than 4,300 digits."""
+    path = save("a/checkpoints/last.safetensors")
+    retold(path, path, "", "", version="9" * 5000)
+    for reader in (parts_of, read, read_model):
+        with pytest.raises(LaterFormat, match=r"in its format 9{20}; this one reads those up to"):
+            reader(path)
+
+
+def test_a_snapshot_of_step_0_is_as_good_as_one_of_step_1():
+    """No run writes it, but a stranger's may have it."""
+    snapshots = [(step, 1.0, Path(f"step-{step}")) for step in (0, 5, 6, 100)]
+    assert most_crowded(snapshots) == 1
+    assert most_crowded([(1, 1.0, Path("step-1")), *snapshots[1:]]) == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from gpt.weights.checkpoint import RunPart
-from gpt.weights.figures import Figures
+from gpt.weights.figures import Figures, bits_of_best
 
 
 def test_a_corpus_that_is_no_text_is_not_shown():
@@ -15,3 +15,13 @@ def test_the_bits_of_the_best_checkpoint_are_those_at_its_temperature(step, bits
     validation = {"val_bits_per_byte": 2.0, "val_loss": 4.0}
     run = RunPart(options={}, validation=validation, best_loss=3.0, best_step=9, step=step)
     assert Figures.of(7, run).bits_per_byte == bits
+
+
+def test_without_a_ratio_of_losses_the_bits_are_as_they_are():
+    """The checkpoint is not the best, or a loss is missing or zero."""
+    assert bits_of_best(2.0, 4.0, 3.0) == 1.5
+    for loss, best in ((None, 3.0), (0.0, 3.0), (4.0, None), (0.0, 0.0)):
+        assert bits_of_best(2.0, loss, best) == 2.0
+        validation = {"val_bits_per_byte": 2.0, "val_loss": loss}
+        assert Figures.of(7, RunPart(validation=validation, best_loss=best)).bits_per_byte == 2.0
+    assert bits_of_best(None, 4.0, 3.0) is None

@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,11 +15,13 @@ from safetensors.torch import save_file
 
 from gpt import GPT, Tokenizer
 from gpt.errors import InputError
+from gpt.files import write_json
 from gpt.share.export import export_weights
+from gpt.weights.checkpoint import RunPart
 from gpt.weights.commands import write_export
 from gpt.weights.formats.hf import write_tokenizer
 from gpt.weights.load import StoredModel, read_weights
-from tests.snapshots import add_snapshot
+from tests.snapshots import add_checkpoint, add_snapshot
 
 
 @pytest.fixture
@@ -99,12 +103,15 @@ def test_a_mismatch_is_named_with_both_values(folder, values, message):
 
 @pytest.fixture
 def card_of(tmp_path, model):
-    """Exports a run with this summary; returns the text of its model card."""
+    """Exports the last checkpoint of a run on this corpus; returns the text of its model card."""
 
-    def export(summary: dict, **options) -> str:
+    def export(corpus: str, **options) -> str:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        bits = {"val_bits_per_byte": 1.5, "val_loss": 3.0}
+        state = RunPart(options={"data": {"corpus": corpus}}, step=7, seconds=90.0, validation=bits)
         run = tmp_path / "runs" / "mine"
-        add_snapshot(run, 1, model, Tokenizer(vocab_size=300))
-        (run / "summary.json").write_text(json.dumps(summary), "utf-8")
+        add_checkpoint(run, model, Tokenizer(vocab_size=300), state)
+        write_json(run / "summary.json", {"text": "the whole run's", "val_bits_per_byte": 1.1})
         export_weights(str(run), tmp_path / "out", **options)
         return (tmp_path / "out" / "README.md").read_text("utf-8")
 
@@ -116,8 +123,8 @@ def test_an_export_has_a_model_card_and_goes_to_the_hub(card_of, tmp_path, monke
     sent = []
     monkeypatch.setattr("huggingface_hub.create_repo", lambda *name, **how: sent.append((*name, how)))
     monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: sent.append(how))
-    card = card_of({"text": "novel.txt", "val_bits_per_byte": 1.5}, push="owner/name")
-    assert "| text | novel.txt |\n| val_bits_per_byte | 1.5 |\n" in card
+    card = card_of("texts/novel.txt", push="owner/name")
+    assert "| text | novel.txt |\n| bits_per_byte | 1.5 |\n| minutes | 1.5 |\n" in card
     assert "| num_layers | 2 |" in card and "\n# owner/name\n" in card
     facts = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     assert yaml.safe_load(card.split("---")[1]) == facts
@@ -125,28 +132,35 @@ def test_an_export_has_a_model_card_and_goes_to_the_hub(card_of, tmp_path, monke
     assert sent == [("owner/name", {"exist_ok": True}), folder]
 
 
+def test_the_card_of_a_snapshot_has_no_figures_of_the_whole_run(card_of, model, tmp_path):
+    card_of("novel.txt")
+    snapshot = add_snapshot(tmp_path / "runs" / "mine", 1, model, Tokenizer(vocab_size=300))
+    export_weights(str(snapshot), tmp_path / "early")
+    card = (tmp_path / "early" / "README.md").read_text("utf-8")
+    assert "| parameters |" in card and not re.search(r"bits_per_byte|minutes|text \|", card)
+
+
 HOSTILE = {
-    "text": "a | b\n\n# Heading\n| x | y |",
-    "<script>alert(1)</script>": "<img src=x onerror=alert(1)> &lt; & \\",
-    "[link](https://a.example)": "![p](http://a.example/p.png) https://a.example www.a.example me@a.example",
-    "`code`": ["*bold*", {"_x_": "~~y~~ $z$ $$w$$"}],
-    "long": "x" * 100_000,
-    "none": None,
+    "a table": "a | b\n\n# Heading\n| x | y |",
+    "HTML": "<script>alert(1)<img src=x onerror=alert(1)> &lt; & \\",
+    "links": "[link](https:a.example) ![p](http:a.example) https:a.example www.a.example me@a.example",
+    "styles": "`code` *bold* _x_ ~~y~~ $z$ $$w$$",
+    "a long text": "x" * 100_000,
 }
 
 
-def test_texts_of_a_strangers_summary_are_shown_in_the_card_letter_by_letter(card_of):
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_the_name_of_a_strangers_text_is_shown_in_the_card_letter_by_letter(name, card_of):
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False}).enable("table")
-    card = card_of(HOSTILE)
-    assert len(card) < 3000 and "https://" not in card and "www.a" not in card  # which become links elsewhere
+    card = card_of(name)
+    assert len(card) < 2000 and "https:" not in card and "www.a" not in card  # which become links elsewhere
     tokens = markdown.parse(card.split("---", 2)[2].partition("\n\nA GPT-2")[2])
     cells = [token for token in tokens if token.type == "inline"][1:]
     assert {child.type for cell in cells for child in cell.children} <= {"text", "text_special"}
     shown = ["".join(child.content for child in cell.children) for cell in cells]
     rows = dict(zip(shown[2::2], shown[3::2], strict=True))
-    for key, value in HOSTILE.items():
-        expected = " ".join(str(value).split())
-        assert rows[key] == (expected if len(expected) <= 200 else f"{expected[:200]}...")
+    expected = " ".join(name.split())
+    assert rows["text"] == (expected if len(expected) <= 200 else f"{expected[:200]}...")
 
 
 @pytest.mark.parametrize(("push", "form"), [("name", "hf"), ("a/b/c", "hf"), ("owner/name", "gguf")])

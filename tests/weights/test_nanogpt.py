@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from other_programs import huggingface_model, nanogpt_checkpoint
+from tiny_runs import gpt
 
 from gpt import GPT, Tokenizer, generate
 from gpt.errors import InputError
@@ -45,6 +46,16 @@ def test_an_untied_head_is_refused(config, tmp_path):
     with pytest.raises(InputError, match="always ties the head"):
         write_export(StoredModel("gpt", untied.config, untied.state_dict(), own), tmp_path / "out", "nanogpt")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_character_model_is_exported_only_where_no_tokenizer_is_needed(workplace, refusal):
+    torch.save(nanogpt_checkpoint(huggingface_model(vocab_size=65)), workplace / "ckpt.pt")
+    for _ in range(2):  # nothing is left of the first try
+        told = refusal("export ckpt.pt --output out")
+        assert "have no tokenizer of their own, and 65 rows: GPT-2's needs at least 257" in told
+        assert not Path("out").exists()
+    assert gpt("export ckpt.pt --output out --format nanogpt") == 0
+    assert [file.name for file in Path("out").iterdir()] == ["ckpt.pt"]
 
 
 def test_a_character_model_continues_ids_as_the_import_says(workplace, capsys):
