@@ -61,19 +61,19 @@ was 0.7 to 3 % worse, at eight 0.9 % better.
 """
 MOST_BATCH = 65_536
 """The most tokens in a batch: larger batches were not measured."""
-RESPELLED_FROM = 7
-"""Epochs times weights per byte of text from which BPE-dropout is used: words are split into tokens at random
-each time. At 4 it cost 1 to 2 %, at 7 nothing, and at 10 to 14 it gained 1.5 to 5 %.
-"""
-BPE_DROPOUT = 0.05
-DROPOUT_FROM = ((6, 0.05), (40, 0.1), (160, 0.2))
-"""(epochs times weights per byte of text, dropout): from this product on, the dropout of features in a whole
-window, see `WindowDropout`. At 3 to 5, 0.05 cost 0 to 0.6 %; from 6 to 13 it gained 1.8 % in the mean. At 20,
-0.1 was 0 to 16 % worse than 0.05.
+REGULARISED_FROM = 6
+"""Epochs times weights per byte of text from which a run is regularised, by dropout and by BPE-dropout, which
+splits words into tokens at random each time. BPE-dropout cost 1 to 2 % at a product of 4, nothing at 7, and
+gained 1.5 to 5 % at 10 to 14. Dropout cost 0 to 0.6 % at 3 to 5, and gained 1.8 % in the mean from 6 to 13.
 """
 FEWEST_TO_MEMORISE = 1000
 """Updates below which a run is not regularised, as it memorises little yet. With 700 updates at a product of
 13, dropout made four texts of 200 KB 1.4 to 26 % worse.
+"""
+BPE_DROPOUT = 0.05
+DROPOUT_BY_EPOCHS = ((0, 0.05), (30, 0.1), (60, 0.2))
+"""(epochs, dropout) of a run that is regularised: the dropout of features in a whole window, see
+`WindowDropout`. At 16 epochs 0.1 was 0.4 % better to 16 % worse than 0.05, at 37 it was 0.9 % better in the mean.
 """
 REGULAR = 0.2
 """A text that zlib compresses to less than this share of its size consists of records, as a log does. It is
@@ -279,8 +279,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     late = shape.operations(min(LATE_RATE, machine.sampled_softmax)) / machine.speed
     steps_in_time = max(seconds - validations * seconds_of_one, 0.0) / ((1 - LATE) * early + LATE * late)
     steps_in_part = MOST_EPOCHS * text.train_tokens(shape.vocab_size) / shape.tokens
-    epochs = min(text.epochs(steps_in_time * shape.tokens, shape.vocab_size), MOST_EPOCHS)
-    bpe_dropout, dropout = _regularisation(text, machine, shape, epochs, steps_in_time, given)
+    bpe_dropout, dropout = _regularisation(text, machine, shape, steps_in_time, given)
     if bpe_dropout:  # steps are slower, so that fewer are made in the time
         steps_in_time /= 1 + shape.tokens * _RESPELLING / early
     if steps_in_time < _FEWEST_STEPS:
@@ -442,16 +441,16 @@ def _batch_size(text: Text, compute: float, vocab_size: int, context: int, share
 
 
 def _regularisation(
-    text: Text, machine: Machine, shape: Shape, epochs: float, steps: float, given: Given
+    text: Text, machine: Machine, shape: Shape, steps: float, given: Given
 ) -> tuple[float, float]:
-    """Return BPE-dropout and dropout for so many epochs and updates; none for records."""
-    if text.has_records or steps < FEWEST_TO_MEMORISE:
-        return 0.0, given.dropout or 0.0
+    """Return BPE-dropout and dropout for a run of so many updates; none for one that memorises little."""
+    epochs = text.epochs(steps * shape.tokens, shape.vocab_size)
     memorised = epochs * (shape.blocks + shape.table) / text.train_bytes
-    # On a GPU it would wait for the one thread that splits the words.
-    is_respelled = memorised >= RESPELLED_FROM and not machine.is_gpu
-    dropout = _last_from(((0.0, 0.0), *DROPOUT_FROM), memorised) if given.dropout is None else given.dropout
-    return BPE_DROPOUT if is_respelled else 0.0, dropout
+    if text.has_records or steps < FEWEST_TO_MEMORISE or memorised < REGULARISED_FROM:
+        return 0.0, given.dropout or 0.0
+    dropout = _last_from(DROPOUT_BY_EPOCHS, epochs) if given.dropout is None else given.dropout
+    # On a GPU BPE-dropout would wait for the one thread that splits the words.
+    return 0.0 if machine.is_gpu else BPE_DROPOUT, dropout
 
 
 def _validations(text: Text, machine: Machine, seconds: float, shape: Shape) -> tuple[int, float]:

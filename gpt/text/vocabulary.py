@@ -50,9 +50,12 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Vocabulary
 
 
 def check_size_used(vocabulary: str | None, size: int | None) -> None:
-    """Raise InputError if a size is typed beside a vocabulary that has its own."""
-    if size is not None and vocabulary not in (None, "learn"):
-        raise InputError(f"the vocabulary {vocabulary} has its own size: leave the vocab_size {size} out")
+    """Raise InputError if a size is typed beside a vocabulary that has another one itself."""
+    if size is None or vocabulary in (None, "learn"):
+        return
+    own = find_vocabulary(vocabulary, size).n_vocab
+    if own != size:
+        raise InputError(f"the vocabulary {vocabulary} has {own} tokens: leave the vocab_size {size} out")
 
 
 def learn(texts: list[str], wanted: VocabularyToLearn) -> Tokenizer:

@@ -57,7 +57,7 @@ CHOICES = {
     "400 KB": (
         sized(400_000, zlib_ratio=0.3),
         USUAL,
-        {"bpe_dropout": 0.05, "dropout": 0.1} | windows(64, 24),
+        {"bpe_dropout": 0.05, "dropout": 0.05} | windows(64, 24),
     ),
     "400 KB of records": (sized(400_000, zlib_ratio=0.11), USUAL, NO_DROPOUT | windows(128, 24)),
     # A text that is read often gets a larger model, one that is read once a smaller one.

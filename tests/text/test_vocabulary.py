@@ -113,7 +113,8 @@ def test_a_vocabulary_with_a_size_takes_no_other():
     for free in (None, "learn"):
         check_size_used(free, 300)
     check_size_used("gpt2", None)
-    with pytest.raises(InputError, match="gpt2:500 has its own size: leave the vocab_size 300 out"):
+    check_size_used("learn:300", 300)
+    with pytest.raises(InputError, match="gpt2:500 has 500 tokens: leave the vocab_size 300 out"):
         check_size_used("gpt2:500", 300)
 
 
