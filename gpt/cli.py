@@ -16,11 +16,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
+from gpt.command_line import check_not_null, check_options, kind_in_words, values_in, with_first
 from gpt.cores import limit_threads
 from gpt.errors import InputError, did_you_mean
 from gpt.home import ensure_home
 from gpt.imports import importing
-from gpt.plain import check_not_null, check_options, kind_in_words, parse_yaml, values_in, with_first
+from gpt.plain import parse_yaml
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

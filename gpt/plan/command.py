@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from gpt.command_line import check_options, with_first
 from gpt.cores import cores
 from gpt.data.corpus import Corpus
 from gpt.data.find import find_corpus
@@ -18,7 +19,7 @@ from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample
 from gpt.help import HelpFormatter, value_name
-from gpt.plain import Json, check_options, seconds_of, with_first
+from gpt.plain import Json, seconds_of
 from gpt.plan.rule import BYTES_PER_TOKEN, END_SECONDS, Given, Plan, Text, bytes_to_read, choose, timed_shape
 from gpt.progress import short
 from gpt.text.tokenizer import Tokenizer

@@ -17,10 +17,11 @@ from typing import NamedTuple, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from gpt.command_line import check_not_null, check_option, check_options, with_first
 from gpt.errors import InputError, did_you_mean
 from gpt.files import shipped
 from gpt.help import HelpFormatter, value_name
-from gpt.plain import Json, JsonObject, check_not_null, check_option, check_options, parse_yaml, with_first
+from gpt.plain import Json, JsonObject, parse_yaml
 from gpt.run.options import OPTIONS, Options, StartOptions
 
 T = TypeVar("T")

@@ -49,9 +49,10 @@ CHOICES = {
     "10 MB in half a minute": (sized(10**7), 30, {"vocab_size": 8192} | NO_DROPOUT),
     # A text that is read often is read with dropout, so that it is not memorised.
     "1 MB": (sized(1_000_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.05}),
-    # What is read in few steps is not memorised.
+    # A run of few tokens memorises nothing, however its batches divide them.
     "200 KB": (sized(200_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.1}),
     "200 KB in few steps": (sized(200_000), 15, NO_DROPOUT),
+    "200 KB in many small steps": (sized(200_000), 9, NO_DROPOUT | windows(64, 12)),
     "50 KB": (sized(50_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.2}),
     # Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128. Prose is read again.
     "400 KB": (
