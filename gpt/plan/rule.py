@@ -66,12 +66,13 @@ REGULARISED_FROM = 6
 splits words into tokens at random each time. BPE-dropout cost 1 to 2 % at a product of 4, nothing at 7, and
 gained 1.5 to 5 % at 10 to 14. Dropout cost 0 to 0.6 % at 3 to 5, and gained 1.8 % in the mean from 6 to 13.
 """
-FEWEST_TO_MEMORISE = 1.5e6
-"""Tokens below which a run is not regularised, as it memorises little yet. At 1.1 million, dropout made four
-texts of 200 KB 1.4 to 26 % worse. At 1.5 million, three of them were 1.7 to 4 % better.
+FEW_TOKENS = 1.5e6
+"""With fewer tokens over fewer than `MANY_EPOCHS`, a run memorises little yet, and is not regularised. At 1.1
+million, dropout made four texts of 200 KB 1.4 to 26 % worse; at 1.5 million, three of them 1.7 to 4 % better.
 """
+MANY_EPOCHS = 30
 BPE_DROPOUT = 0.05
-DROPOUT_BY_EPOCHS = ((0, 0.05), (30, 0.1), (60, 0.2))
+DROPOUT_BY_EPOCHS = ((0, 0.05), (MANY_EPOCHS, 0.1), (60, 0.2))
 """(epochs, dropout) of a run that is regularised: the dropout of features in a whole window, see
 `WindowDropout`. At 16 epochs 0.1 was up to 16 % worse than 0.05, and at 37 it was up to 1.4 % better.
 """
@@ -447,7 +448,8 @@ def _regularisation(
     tokens = steps * shape.tokens
     epochs = text.epochs(tokens, shape.vocab_size)
     memorised = epochs * (shape.blocks + shape.table) / text.train_bytes
-    if text.has_records or tokens < FEWEST_TO_MEMORISE or memorised < REGULARISED_FROM:
+    is_early = tokens < FEW_TOKENS and epochs < MANY_EPOCHS
+    if text.has_records or is_early or memorised < REGULARISED_FROM:
         return 0.0, given.dropout or 0.0
     dropout = _last_from(DROPOUT_BY_EPOCHS, epochs) if given.dropout is None else given.dropout
     # On a GPU BPE-dropout would wait for the one thread that splits the words.

@@ -53,6 +53,7 @@ CHOICES = {
     "200 KB": (sized(200_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.1}),
     "200 KB in few steps": (sized(200_000), 15, NO_DROPOUT),
     "200 KB in many small steps": (sized(200_000), 9, NO_DROPOUT | windows(64, 12)),
+    "20 KB in few tokens, but many epochs": (sized(20_000), 9, {"bpe_dropout": 0.05, "dropout": 0.2}),
     "50 KB": (sized(50_000), USUAL, {"bpe_dropout": 0.05, "dropout": 0.2}),
     # Logs were 4.6 % worse with BPE-dropout, and 5 % better with windows of 128. Prose is read again.
     "400 KB": (
