@@ -198,7 +198,7 @@ def test_null_in_a_config_is_refused_where_a_value_is_needed(command, option, ki
 
 def test_an_alias_in_a_config_is_refused(workplace, refusal):
     """Aliases of aliases expand without bound."""
-    (workplace / "alias.yaml").write_text("stop: &a [x]\nprompt: *a\n")
+    (workplace / "alias.yaml").write_text("stop: &a [x]\nprompt: *a\n", "utf-8")
     assert "it has an alias (*), write out what it stands for" in refusal("generate --config alias.yaml")
 
 
