@@ -155,8 +155,7 @@ def siege(number: int, wild: float, precision: WeightPrecision) -> dict[str, Any
         if app.state.service.open_cost:
             problems.append(f"requests that cost {app.state.service.open_cost} are still open")
     for prompt, new, text in replies:
-        options = {"max_new_tokens": new, "temperature": 0}
-        ids = generate(model, [prompt], **options)[0]
+        ids = generate(model, [prompt], max_new_tokens=new, temperature=0)[0]
         expected = tokenizer.decode(ids[len(prompt) :]).partition("<|endoftext|>")[0]
         if text != expected:
             problems.append(f"not as on an idle server: {prompt} {text!r}")

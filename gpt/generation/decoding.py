@@ -121,22 +121,21 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
             raise InputError(f"only the compiled program decodes in {rounding}: leave backend='pytorch' out")
         return _compiled(model, rounding)
     program = build.program() if name == "auto" and suits_program(model) else None
-    result = _result(model, program, name, None)
+    result = _result(model, program, name)
     return result.compiled or Forward(model, cached=result.cache_is_correct)
 
 
 def _compiled(model: GPT, rounding: Rounding) -> Compiled:
     """Return the program with the model's matrices rounded; the errors of `backend_of`."""
     _check_suits(model, rounding)
-    compiled = _result(model, build.build(), rounding, rounding).compiled
+    compiled = _result(model, build.build(), rounding).compiled
     assert compiled is not None  # else there was an error
     return compiled
 
 
-def _result(
-    model: GPT, program: ctypes.CDLL | None, name: BackendName | Rounding, rounding: Rounding | None
-) -> _Result:
+def _result(model: GPT, program: ctypes.CDLL | None, name: BackendName | Rounding) -> _Result:
     """Return the result of the model's comparison, from before if the model has not changed."""
+    rounding = rounding_of(name)
     results = _results.setdefault(model, {})
     if name not in results:
         results[name] = _compare_unless_noted(model, program, rounding)

@@ -188,11 +188,13 @@ class Engine:
         return drawn
 
     def _add(self, sample: Sample, id_: int) -> list[Token]:
-        """Add a token to a sample, unless only its prompt is requested. End the sample if it is complete."""
+        """Add a token to a sample, unless only its prompt is requested. End the sample if it is complete.
+
+        Raises InputError for an `id_` below 0, which stands for logits that are not finite.
+        """
         request = sample.request
         if id_ < 0:
-            self._fail(sample, InputError(NOT_FINITE))
-            return []
+            raise InputError(NOT_FINITE)
         if request.max_new_tokens == 0:
             tokens = sample.echo_prompt()
         else:

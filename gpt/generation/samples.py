@@ -45,9 +45,7 @@ class Request:
             raise InputError("expected a prompt of at least one token")
         check_least(0 if self.echo else 1, max_new_tokens=self.max_new_tokens)
         check_least(1, samples=self.samples)
-        check_least(0, healed=self.healed)
-        if self.alternatives is not None:
-            check_least(0, alternatives=self.alternatives)
+        check_least(0, healed=self.healed, alternatives=self.alternatives)
 
 
 def _plain_id(token: SupportsInt) -> int:

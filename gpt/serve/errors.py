@@ -11,7 +11,7 @@ from gpt.errors import InputError
 from gpt.plain import JsonObject
 
 SERVER_FAILED = "the server failed"
-"""What a client sees of an error of the server itself."""
+"""The message that a client gets if the server itself is at fault."""
 _MOST = 512  # errors in a body; to list more would delay other clients
 # The rest of a refused body is not read, so its connection is closed.
 _HEADERS = {

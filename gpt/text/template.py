@@ -1,6 +1,5 @@
 """The text around the messages of a conversation. It is plain text and is never evaluated."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,11 +7,10 @@ from typing import NamedTuple
 from gpt.errors import InputError
 from gpt.plain import JsonObject, shown
 from gpt.text.table import END_OF_TEXT
-from gpt.text.tokenizer import Tokenizer
+from gpt.text.tokenizer import Tokenizer, whole_characters
 
 PLACE = "{content}"
 _LONGEST = 1 << 12
-_HALF_A_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
 
 def plain_message(message: JsonObject) -> JsonObject:
@@ -63,7 +61,7 @@ class Template:
             if len(parts) != 2 or (role == "assistant" and parts[1]) or len(text) > _LONGEST:
                 rule = f"must be a text with one {PLACE}, the assistant's at its end"
                 raise InputError(f"the template's {role} {rule}, got {shown(text)}")
-            if _HALF_A_CHARACTER.search(text):
+            if whole_characters(text) != text:
                 raise InputError(f"the template's {role} has half a character, got {shown(text)}")
 
     def to_jinja(self) -> str:

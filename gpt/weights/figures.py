@@ -51,7 +51,7 @@ def bits_of_best(bits: float | None, loss: float | None, best_loss: float | None
     """Return the bits per byte at the best loss, from the last validation's bits and loss.
 
     All validations score the same text, so the ratio of bits to loss is the same. Without a loss, or with one
-    of zero, there is no ratio, and the result are the bits as they are.
+    of zero, there is no ratio, and the bits are returned as they are.
     """
     if bits is None or not loss or best_loss is None:
         return bits

@@ -82,9 +82,9 @@ def rounded_weight(name: str, weight: Tensor, rounding: Rounding) -> Int8 | Int4
     return to_int4(weight)
 
 
-def rounding_of(precision: WeightPrecision | None) -> Rounding | None:
-    """Return the rounding that a precision names; None if it names none."""
-    return precision if precision == "int8" or precision == "int4" else None
+def rounding_of(name: WeightPrecision | Literal["auto", "pytorch"] | None) -> Rounding | None:
+    """Return the rounding that a precision or a backend names; None if it names none."""
+    return name if name == "int8" or name == "int4" else None
 
 
 def in_precision(model: GPT, precision: WeightPrecision | None) -> GPT:
