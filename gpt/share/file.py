@@ -73,7 +73,7 @@ def write(
     description = {
         "name": name,
         "config": stored.config.to_dict(),
-        "figures": asdict(Figures.of_weights(stored.weights, run)),
+        "figures": asdict(Figures.of(stored.num_parameters(), run)),
         "template": asdict(stored.template) if stored.template else None,
         "table": pack(stored.tokenizer.tokens),
         "words": _in_javascript(WORDS),

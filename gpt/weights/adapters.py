@@ -44,10 +44,8 @@ def base_folder(checkpoint: StrPath) -> Path:
     return Path(checkpoint).resolve().parent.parent / BASE
 
 
-def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, state: Weights) -> Weights:
-    """Return a checkpoint's weights: `state`, or its adapters merged with the base they were trained on."""
-    if not part:
-        return state
+def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart, adapters: Weights) -> Weights:
+    """Return the weights of a checkpoint: its adapters merged with the base that they were trained on."""
     folder = base_folder(checkpoint)
     file = folder / "model.safetensors"
     if not file.is_file():
@@ -55,7 +53,7 @@ def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, 
     base = check_complete(config, read_tensors(folder))  # bounds the size that is hashed
     if file_sha256(file) != part.base:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")
-    return merge(base, state, part)
+    return merge(base, adapters, part)
 
 
 def merge(base: Weights, adapters: Weights, part: AdapterPart) -> Weights:

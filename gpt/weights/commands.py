@@ -86,7 +86,7 @@ def export_folder(
 
 def _card(stored: StoredModel, name: str, run: RunPart | None) -> str:
     """Return a model's README.md for the hub: its shape, and the figures that its checkpoint knows."""
-    figures = asdict(Figures.of_weights(stored.weights, run))
+    figures = asdict(Figures.of(stored.num_parameters(), run))
     facts = stored.config.to_dict() | {key: value for key, value in figures.items() if value is not None}
     rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in facts.items())
     return readable(_CARD.format(name) + rows)  # names of folders and texts may not be UTF-8

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from gpt.files import readable
 from gpt.weights.checkpoint import RunPart
-from gpt.weights.formats.table import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +22,6 @@ class Figures:
     """Minutes of training and validation."""
 
     @classmethod
-    def of_weights(cls, weights: Weights, run: RunPart | None) -> "Figures":
-        """Return the figures of a model with these weights, without a tied head, and those of its run."""
-        return cls.of(sum(weight.numel() for weight in weights.values()), run)
-
-    @classmethod
     def of(cls, parameters: int, run: RunPart | None) -> "Figures":
         """Return the figures of a model with so many parameters, and those of its run, if it has one."""
         if run is None:
@@ -35,16 +29,13 @@ class Figures:
         return cls(
             parameters=parameters,
             text=readable(run.text) or None,
-            bits_per_byte=_bits_per_byte(run),
+            bits_per_byte=bits_of_best(
+                run.validation.get("val_bits_per_byte"),
+                run.validation.get("val_loss"),
+                run.best_loss if run.best_step == run.step else None,
+            ),
             minutes=run.seconds / 60,
         )
-
-
-def _bits_per_byte(run: RunPart) -> float | None:
-    """Return the bits per byte of a run's checkpoint, None if it was not validated."""
-    bits, loss = run.validation.get("val_bits_per_byte"), run.validation.get("val_loss")
-    is_best = run.best_step == run.step  # then its best loss is that at its temperature
-    return bits_of_best(bits, loss, run.best_loss if is_best else None)
 
 
 def bits_of_best(bits: float | None, loss: float | None, best_loss: float | None) -> float | None:
