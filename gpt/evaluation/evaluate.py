@@ -5,9 +5,6 @@ import math
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gpt.data.prepare import check_reading, prepare_named, prepare_text
 from gpt.data.prepared import Prepared, is_prepared
 from gpt.data.reading import Reading
@@ -114,12 +111,8 @@ def score_text(model: GPT, part: "_Part", data: str) -> TextScore:
     counts = part.prepared.counts[part.split]
     if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
         raise InputError(f"{data} has no text to score in its split {part.split}")
-    scores = []
     with progress(f"scoring {data}", counts.scored_bytes) as advance:
-        for score in score_windows(model, part.prepared, part.split):
-            scores.append(score)
-            advance(int(score[1].sum()))
-    nats, sizes = _joined(scores)
+        nats, sizes = score_windows(model, part.prepared, part.split, advance=advance)
     per_token = float(nats.sum()) / counts.scored_tokens
     bits, error = bits_per_byte(nats, sizes)
     return {
@@ -166,11 +159,4 @@ def score_sample(
         source = replace(text.source, template=stored.template)
         text = divide_corpus(source, text.val_fraction, text.most_bytes)
     prepared = prepare_text(text, stored.tokenizer)
-    return bits_per_byte(*_joined(list(score_windows(model, prepared, "val", SAMPLE))))
-
-
-def _joined(
-    scores: list[tuple[NDArray[np.float64], NDArray[np.int64]]],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Join the nats and the bytes of all batches that `score_windows` yields, (windows,) each."""
-    return np.concatenate([nats for nats, _ in scores]), np.concatenate([sizes for _, sizes in scores])
+    return bits_per_byte(*score_windows(model, prepared, "val", SAMPLE))

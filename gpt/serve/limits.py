@@ -1,7 +1,6 @@
 """Limits on what one client may ask for, so that others are served too. Checks before every request."""
 
 import hmac
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
@@ -12,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpt import generation
-from gpt.errors import InputError, check_least
+from gpt.errors import check_least
 from gpt.serve.errors import CodedError, error_reply
 
 CALL_COST = 1 << 14  # the cost of a request for attention weights, in the units of `cost_of`
@@ -75,14 +74,8 @@ def cost_of(requests: Sequence[generation.Request]) -> int:
     return total
 
 
-def check_key(api_key: str | None) -> None:
-    """Raise InputError for an API key that some clients could not send in a header."""
-    if api_key is not None and not re.fullmatch("[!-~]+", api_key):
-        raise InputError("the API key must consist of ASCII letters, digits and signs, without spaces")
-
-
 def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
-    """Make ASGI middleware that checks the API key, if there is one, and the content type of a body."""
+    """Make ASGI middleware that checks the content type of a body, and the API key (ASCII), if there is one."""
     expected = None if api_key is None else f"Bearer {api_key}".encode("ascii")
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -36,10 +36,7 @@ _GPT2_ROWS = (50257, 50304)  # those of the vocabulary, and nanoGPT's, which are
 _POSITIONS = "position_embedding.weight"
 _OTHER_FILES = ("ckpt.pt", "model.pth")
 """The usual names of nanoGPT's and the book's files. In a folder they come before `model.safetensors`."""
-_FILES = [
-    *("config.json", "model.safetensors"),
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
-]
+_FILES = ["config.json", "model.safetensors", *hf.TOKENIZER_FILES]
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class StoredModel:
         return model.eval()
 
     def num_parameters(self) -> int:
-        """Count the trained numbers; a tied head has none of its own."""
+        """Return the number of weights; tied embeddings count once."""
         return sum(tensor.numel() for tensor in self.weights.values())
 
     @property

@@ -33,6 +33,7 @@ TABLE = (
     *layer("transformer.ln_f", "final_norm"),
     row("lm_head.weight", "head.weight"),
 )
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _TEMPLATE = "minimal_gpt_template"  # key of the template's fields, as Jinja is not read
 SIZES = {
     "vocab_size": "vocab_size",
