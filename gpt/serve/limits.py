@@ -75,7 +75,7 @@ def cost_of(requests: Sequence[generation.Request]) -> int:
 
 
 def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:
-    """Make ASGI middleware that checks the content type of a body, and the API key (ASCII), if there is one."""
+    """Make ASGI middleware that checks the API key, if there is one, and the content type of a body."""
     expected = None if api_key is None else f"Bearer {api_key}".encode("ascii")
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
