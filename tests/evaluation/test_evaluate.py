@@ -15,7 +15,7 @@ from gpt.data.prepared import Stream
 from gpt.data.reading import DEFAULT_READING
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import TextScore, _prepare, score_text
-from gpt.evaluation.scoring import bits_per_byte, score_windows
+from gpt.evaluation.scoring import batches_of, bits_per_byte, score_windows, scored_features
 from gpt.text.template import Template
 from gpt.training.module import LanguageModel
 from gpt.weights.commands import write_export
@@ -52,13 +52,14 @@ def window_nats(model, tmp_path):
         np.array(ids, "<u2").tofile(tmp_path / "tokens.bin")
         stream = Stream(tmp_path / "tokens.bin", np.dtype("<u2"), eot=299)
         prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=TOKENIZER)
-        return np.concatenate([nats for nats, _ in score_windows(model, prepared, "val", most)])
+        return score_windows(model, prepared, "val", most)[0]
 
     return score
 
 
+@torch.no_grad()
 def test_with_isolate_the_loss_is_that_of_validation(config, tmp_path):
-    """Attention within documents, in `score_windows` as in the run's validation."""
+    """Attention within documents, where the temperature is found as in the run's validation."""
     rows = [json.dumps({"text": f"{n * n} is {n}"}) for n in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(rows), "utf-8")
     sizes = {"vocab_size": 300, "context_length": config.context_length}
@@ -68,8 +69,11 @@ def test_with_isolate_the_loss_is_that_of_validation(config, tmp_path):
     (measured,) = trainer().validate(module, datamodule=data, verbose=False)
 
     def nats_per_token(isolate: bool) -> float:
-        windows = score_windows(module.model.eval(), data.prepared, "val", isolate=isolate)
-        return sum(nats.sum() for nats, _ in windows) / data.prepared.counts["val"].scored_tokens
+        model, nats = module.model.eval(), 0.0
+        for batch in batches_of(data.prepared, "val", config.context_length, isolate=isolate):
+            features, targets = scored_features(model, *batch)
+            nats += F.cross_entropy(model.head(features), targets, reduction="sum").item()
+        return nats / data.prepared.counts["val"].scored_tokens
 
     assert nats_per_token(True) == pytest.approx(measured["val_loss"], rel=1e-5)
     assert nats_per_token(False) != pytest.approx(measured["val_loss"], rel=1e-4)
