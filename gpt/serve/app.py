@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +36,7 @@ from gpt.share.page import served_page
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RunPart
-from gpt.weights.figures import Figures
+from gpt.weights.figures import figures_of
 from gpt.weights.load import load
 from gpt.weights.rounding import WeightPrecision
 
@@ -83,7 +83,7 @@ def create_app(
 
     own = EngineThread(model, tokenizer)
     history = History(own, run or Path(os.devnull), read_snapshot, limits.snapshots)
-    figures = Figures.of(model.num_parameters(), trained)
+    figures = figures_of(model.num_parameters(), trained)
     service = _Service(tokenizer, name, limits, template, history, copied, figures)
 
     @asynccontextmanager
@@ -122,7 +122,7 @@ class _Service:
     template: Template | None
     history: History
     copied: Copied | None
-    figures: Figures
+    figures: JsonObject
 
     def __post_init__(self) -> None:
         self.started = int(time.time())
@@ -184,7 +184,7 @@ class _Service:
 
     def about(self) -> JsonObject:
         marks = {"chat": self.template is not None, "copied": self.copied is not None}
-        return {"id": self.name, "figures": asdict(self.figures), **marks, **self.history.curve()}
+        return {"id": self.name, "figures": self.figures, **marks, **self.history.curve()}
 
     @contextmanager
     def end_with_client(self, request: Request, deadline: float) -> Iterator[None]:

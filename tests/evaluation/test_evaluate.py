@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,11 +11,11 @@ from torch.nn import functional as F
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.module import TokenData
-from gpt.data.prepare import prepare
+from gpt.data.prepare import prepare, prepare_named
 from gpt.data.prepared import Stream
 from gpt.data.reading import DEFAULT_READING
 from gpt.errors import InputError
-from gpt.evaluation.evaluate import TextScore, _prepare, score_text
+from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import batches_of, bits_per_byte, score_windows, scored_features
 from gpt.text.template import Template
 from gpt.training.module import LanguageModel
@@ -26,9 +27,10 @@ from tests.generation.conftest import sharp
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
-def score_of(model: GPT, data: str, split: str | None = None) -> TextScore:
+def score_of(model: GPT, data: str, split: str | None = None) -> dict:
     """The score of a text, or of a part of it."""
-    return score_text(model, _prepare(TOKENIZER, data, split, DEFAULT_READING), data)
+    reading = DEFAULT_READING if split else replace(DEFAULT_READING, val_fraction=0.0)
+    return score_text(model, prepare_named(data, TOKENIZER, reading), split or "train", data)
 
 
 def test_windows_of_padding_alone_do_not_count():
@@ -86,7 +88,7 @@ def test_a_uniform_model_by_hand(config, tmp_path):
         torch.nn.init.zeros_(parameter)
     (tmp_path / "text.txt").write_text("wxyz", encoding="utf-8")
     result = score_of(model, str(tmp_path / "text.txt"))
-    assert (result["split"], result["tokens"], result["bytes"]) == ("all", 5, 4)
+    assert (result["tokens"], result["bytes"]) == (5, 4)
     assert result["nats_per_token"] == pytest.approx(math.log(300), rel=1e-6)
     assert result["perplexity"] == pytest.approx(300, rel=1e-5)
     assert result["bits_per_byte"] == pytest.approx(5 * math.log2(300) / 4, rel=1e-6)
@@ -124,8 +126,8 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
         nats += F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").item()
     counts = data.prepared.counts["val"]
     folder = prepare(str(text_file), vocab_size=300)
-    for source, split in ((str(text_file), "val"), (str(folder), None)):
-        result = score_of(model, source, split)
+    for source in (text_file, folder):
+        result = score_of(model, str(source), "val")
         assert result["tokens"] == counts.tokens
         assert result["nats_per_token"] == pytest.approx(nats / counts.tokens, rel=1e-5)
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / counts.scored_bytes, rel=1e-5)
@@ -139,7 +141,7 @@ def test_the_command_scores_the_rounded_weights(text_file, tmp_path, capsys):
     assert gpt(f"evaluate --checkpoint {tmp_path}/model --data {text_file} --precision int4") == 0
     printed = json.loads(capsys.readouterr().out)
     expected = score_of(rounded(model, "int4"), str(text_file))
-    assert printed == {"data": str(text_file), **expected}
+    assert printed == {"data": str(text_file), "split": "all", **expected}
     assert printed["bits_per_byte"] != score_of(model, str(text_file))["bits_per_byte"]
 
 
