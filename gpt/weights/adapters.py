@@ -7,9 +7,10 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, file_sha256
 from gpt.weights.formats.table import Weights, check_complete
-from gpt.weights.run_files import BASE
 from gpt.weights.tensors import read_tensors
 
+BASE = "base"
+"""The folder in a run's of the weights that adapters change."""
 LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # the layers of a block with adapters
 # peft's names of an adapter's matrices.
 _A = ".lora_A.default.weight"

@@ -23,8 +23,7 @@ from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer
 from gpt.weights.checkpoint import Checkpoint, read_model
 from gpt.weights.formats import book, hf, nanogpt
 from gpt.weights.formats.table import HEADS, Weights, check_complete, on_meta
-from gpt.weights.run_files import BEST, CHECKPOINTS, SUFFIX
-from gpt.weights.runs import RUNS, checkpoints_of, newest_run, snapshots_of
+from gpt.weights.runs import BEST, CHECKPOINTS, RUNS, SUFFIX, checkpoints_of, newest_run, snapshots_of
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
