@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from gpt.data.windows import IGNORE_INDEX
 from gpt.errors import InputError
 from gpt.evaluation.scoring import score
 from gpt.model import GPT
+from gpt.plain import JsonObject
 from gpt.progress import notice, progress
 
 _MOST_LABELS = 1000
@@ -35,25 +36,7 @@ class Example(NamedTuple):
     """The last completion that is scored, and the `<|endoftext|>` that ends it."""
 
 
-class LabelCounts(TypedDict):
-    """The numbers of examples that have a label, that were predicted to have it, and that are in both."""
-
-    examples: int
-    predicted: int
-    right: int
-
-
-class ChoiceScore(TypedDict):
-    """The score of a model as a classifier."""
-
-    examples: int
-    accuracy: float
-    standard_error: float
-    accuracy_of_the_most_frequent_label: float
-    labels: dict[str, LabelCounts]
-
-
-def score_choices(model: GPT, prepared: Prepared, split: str) -> ChoiceScore:
+def score_choices(model: GPT, prepared: Prepared, split: str) -> JsonObject:
     """Return how often the likeliest choice is the label of an example in a split, and counts of each label.
 
     The choices are the different labels of both splits. The score of a choice is the log-probability of its
@@ -76,19 +59,20 @@ def score_choices(model: GPT, prepared: Prepared, split: str) -> ChoiceScore:
     pairs = Counter((example.label, choices[k]) for example, k in zip(examples, likeliest, strict=True))
     given = Counter(example.label for example in examples)
     accuracy = sum(pairs[label, label] for label in choices) / len(examples)
-    table: dict[str, LabelCounts] = {}
-    for label in choices:
-        table[prepared.tokenizer.decode(label[:-1])] = {
+    counts = {
+        prepared.tokenizer.decode(label[:-1]): {
             "examples": given[label],
             "predicted": sum(pairs[other, label] for other in choices),
             "right": pairs[label, label],
         }
+        for label in choices
+    }
     return {
         "examples": len(examples),
         "accuracy": accuracy,
         "standard_error": math.sqrt(accuracy * (1 - accuracy) / len(examples)),
         "accuracy_of_the_most_frequent_label": max(given.values()) / len(examples),
-        "labels": table,
+        "labels": counts,
     }
 
 

@@ -3,10 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypedDict
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from gpt.data.prepare import check_reading, prepare_named, prepare_text
 from gpt.data.prepared import Prepared, is_prepared
@@ -16,24 +13,11 @@ from gpt.errors import InputError
 from gpt.evaluation.choices import score_choices
 from gpt.evaluation.scoring import SAMPLE, bits_per_byte, score_windows
 from gpt.model import GPT
-from gpt.plain import as_dict
+from gpt.plain import JsonObject, as_dict
 from gpt.progress import progress
-from gpt.text.template import DEFAULT_TEMPLATE, Template
-from gpt.text.tokenizer import Tokenizer
+from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.load import Device, choose_device, load_with_template, read_weights
 from gpt.weights.rounding import WeightPrecision, in_precision
-
-
-class TextScore(TypedDict):
-    """The score of a text, as `gpt evaluate` prints it."""
-
-    split: str
-    tokens: int
-    bytes: int
-    nats_per_token: float
-    perplexity: float
-    bits_per_byte: float
-    standard_error: float | None
 
 
 def evaluate(
@@ -82,48 +66,38 @@ def evaluate(
     check_reading(data, reading)
     model, tokenizer, template = load_with_template(checkpoint, device)
     reading = replace(reading, template=template or DEFAULT_TEMPLATE)
-    part = _prepare(tokenizer, data, split, reading)
-    _check_template(part.prepared, template)
-    scored = in_precision(model, precision)
-    result: dict[str, object] = {"data": data}
-    if choices:
-        result["split"] = part.name
-        result |= score_choices(scored, part.prepared, part.split)
-    else:
-        result |= score_text(scored, part, data)
-    print(json.dumps(result, indent=2))
-
-
-def _check_template(prepared: Prepared, template: Template | None) -> None:
-    """Raise InputError for examples that were prepared with another template than the model's."""
+    if split is None and is_prepared(data):
+        split = "val"
+    if split is None:  # score the entire text, which is stored as `train`
+        reading = replace(reading, val_fraction=0.0)
+    prepared = prepare_named(data, tokenizer, reading)
     if template and prepared.template and prepared.template != as_dict(template):
         what = "was prepared with another template than the checkpoint's"
         raise InputError(f"{prepared.folder} {what}: give the text itself")
+    scored = in_precision(model, precision)
+    part = split or "train"
+    score = score_choices(scored, prepared, part) if choices else score_text(scored, prepared, part, data)
+    print(json.dumps({"data": data, "split": split or "all", **score}, indent=2))
 
 
-def score_text(model: GPT, part: "_Part", data: str) -> TextScore:
+def score_text(model: GPT, prepared: Prepared, split: str, data: str) -> JsonObject:
     """Return nats per token, perplexity, bits per byte of UTF-8 text, and the standard error of the last.
 
-    `part` was prepared from `data`. Bits per byte can be compared between tokenizers. Each token is scored
-    once.
+    Each token of a split is scored once. Bits per byte can be compared between tokenizers. `data` names the
+    text to the user.
 
     `<|endoftext|>` precedes the first token. It also ends each document, where it is scored as a token of no
     bytes. In examples, only the completions count, not the prompts or the template's text. Raises InputError
     for a split without text.
     """
-    counts = part.prepared.counts[part.split]
+    counts = prepared.counts[split]
     if not counts.scored_bytes:  # only `<|endoftext|>`, which has no bytes
-        raise InputError(f"{data} has no text to score in its split {part.split}")
-    scores = []
+        raise InputError(f"{data} has no text to score in its split {split}")
     with progress(f"scoring {data}", counts.scored_bytes) as advance:
-        for score in score_windows(model, part.prepared, part.split):
-            scores.append(score)
-            advance(int(score[1].sum()))
-    nats, sizes = _joined(scores)
+        nats, sizes = score_windows(model, prepared, split, advance=advance)
     per_token = float(nats.sum()) / counts.scored_tokens
     bits, error = bits_per_byte(nats, sizes)
     return {
-        "split": part.name,
         "tokens": counts.scored_tokens,
         "bytes": counts.scored_bytes,
         "nats_per_token": per_token,
@@ -131,24 +105,6 @@ def score_text(model: GPT, part: "_Part", data: str) -> TextScore:
         "bits_per_byte": bits,
         "standard_error": error if math.isfinite(error) else None,
     }
-
-
-class _Part(NamedTuple):
-    """The part of a text that is scored."""
-
-    prepared: Prepared
-    split: str
-    name: str
-    """The split as the output calls it: `all` for a whole text, which is stored as `train`."""
-
-
-def _prepare(tokenizer: Tokenizer, data: str, split: str | None, reading: Reading) -> _Part:
-    """Prepare `data`, and say what of it is scored."""
-    if is_prepared(data):
-        split = split or "val"
-    elif split is None:  # score the entire text
-        reading = replace(reading, val_fraction=0.0)
-    return _Part(prepare_named(data, tokenizer, reading), split or "train", split or "all")
 
 
 def score_sample(
@@ -166,11 +122,4 @@ def score_sample(
         source = replace(text.source, template=stored.template)
         text = divide_corpus(source, text.val_fraction, text.most_bytes)
     prepared = prepare_text(text, stored.tokenizer)
-    return bits_per_byte(*_joined(list(score_windows(model, prepared, "val", SAMPLE))))
-
-
-def _joined(
-    scores: list[tuple[NDArray[np.float64], NDArray[np.int64]]],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Join the nats and the bytes of all batches that `score_windows` yields, (windows,) each."""
-    return np.concatenate([nats for nats, _ in scores]), np.concatenate([sizes for _, sizes in scores])
+    return bits_per_byte(*score_windows(model, prepared, "val", SAMPLE))

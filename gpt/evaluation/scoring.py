@@ -5,7 +5,7 @@ Shapes: B rows, T tokens in a row, N scored tokens, D emb_dim, V vocab_size.
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -47,17 +47,26 @@ def bits_per_byte(nats: NDArray[np.float64], sizes: NDArray[np.int64]) -> tuple[
 
 
 def score_windows(
-    model: GPT, prepared: Prepared, split: str, most: int = sys.maxsize, *, isolate: bool = False
-) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """Yield, batch by batch, the nats of a split's windows and their bytes, both (B,).
+    model: GPT,
+    prepared: Prepared,
+    split: str,
+    most: int = sys.maxsize,
+    advance: Callable[[int], object] = lambda _: None,
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the nats of a split's windows and their bytes, (windows,) each.
 
-    The windows are those of `batches_of`. The model has to be in evaluation mode. Raises InputError for a
-    split without tokens.
+    The windows are those of `batches_of`. The model has to be in evaluation mode. `advance` gets the bytes of
+    each batch. Raises InputError for a split without tokens.
     """
     byte_lengths = prepared.tokenizer.byte_lengths()
-    for x, targets, *ids in batches_of(prepared, split, model.config.context_length, most, isolate=isolate):
-        nats = score(model, x, targets, *ids)
-        yield nats.sum(dim=1).numpy(), target_bytes(targets, byte_lengths)
+    nats: list[NDArray[np.float64]] = []
+    sizes: list[NDArray[np.int64]] = []
+    for x, targets, *_ in batches_of(prepared, split, model.config.context_length, most):
+        ids = targets.numpy()
+        nats.append(score(model, x, targets).sum(dim=1).numpy())
+        sizes.append(np.where(ids == IGNORE_INDEX, 0, byte_lengths[ids]).sum(axis=1))
+        advance(int(sizes[-1].sum()))
+    return np.concatenate(nats), np.concatenate(sizes)
 
 
 def batches_of(
@@ -79,23 +88,15 @@ def batches_of(
         yield make_batch(stream, (starts[batch], lengths[batch]), length, isolate)
 
 
-def target_bytes(targets: Tensor, byte_lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the bytes of text in each row of targets, (B, T) on the CPU -> (B,)."""
-    ids = targets.numpy()
-    sizes: NDArray[np.int64] = np.where(ids == IGNORE_INDEX, 0, byte_lengths[ids]).sum(axis=1)
-    return sizes
-
-
 @torch.inference_mode()
-def score(model: GPT, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
+def score(model: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
     """Return the nats of each target, (B, T) on the CPU.
 
-    All arguments are (B, T) int64. Targets of IGNORE_INDEX are not scored: their nats are 0. With
-    `document_ids`, attention keeps within documents.
+    Both arguments are (B, T) int64. Targets of IGNORE_INDEX are not scored: their nats are 0.
     """
     nats = torch.zeros(targets.shape, dtype=torch.float64)
     places = (targets != IGNORE_INDEX).nonzero()  # (N, 2)
-    tensors = (places, *scored_features(model, tokens, targets, document_ids))
+    tensors = (places, *scored_features(model, tokens, targets))
     for place, part, wanted in zip(*(torch.split(tensor, _AT_ONCE) for tensor in tensors), strict=True):
         logits = model.head(part).float()  # (n, V)
         losses = F.cross_entropy(logits, wanted, reduction="none")
@@ -108,7 +109,7 @@ def scored_features(
 ) -> tuple[Tensor, Tensor]:
     """Return what the head reads at the scored positions, (N, D), and their targets, (N,), on its device.
 
-    The arguments are those of `score`.
+    All arguments are (B, T) int64. With `document_ids`, attention keeps within documents.
     """
     device = model.token_embedding.weight.device
     if document_ids is not None:

@@ -17,8 +17,7 @@ from gpt.training.optimizers.combined import CombinedOptimizer
 from gpt.weights.adapters import adapters_of
 from gpt.weights.checkpoint import Checkpoint, LaterFormat, ModelPart, Order, RunPart, read, write
 from gpt.weights.formats.table import Weights
-from gpt.weights.run_files import BEST, NEWEST, SUFFIX
-from gpt.weights.runs import checkpoints_of, next_session, order_of
+from gpt.weights.runs import BEST, NEWEST, SUFFIX, checkpoints_of, next_session, order_of
 
 LOSSES = "losses"  # key of the loss summed since the last row of metrics.csv, saved for each process
 RECORDS = ("metrics.csv", "samples.txt")  # files that grow while a run trains

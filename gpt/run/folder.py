@@ -13,8 +13,7 @@ from gpt.errors import InputError
 from gpt.files import Folder, lock, make_folder
 from gpt.plain import plain_name
 from gpt.progress import is_first_process, notice
-from gpt.weights.run_files import CHECKPOINTS, SNAPSHOTS
-from gpt.weights.runs import RUNS, run_of
+from gpt.weights.runs import CHECKPOINTS, RUNS, SNAPSHOTS, run_of
 
 CONFIG = "config.yaml"
 _LOCK = ".lock"

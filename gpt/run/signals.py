@@ -11,7 +11,7 @@ from types import FrameType
 
 from gpt.progress import report
 from gpt.training.guard import Guard
-from gpt.weights.run_files import CHECKPOINTS, NEWEST
+from gpt.weights.runs import CHECKPOINTS, NEWEST
 
 
 class Stopped(Exception):

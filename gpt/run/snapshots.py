@@ -8,8 +8,7 @@ from gpt.files import Folder
 from gpt.run.folder import RunFolder
 from gpt.weights.checkpoint import ModelPart, write
 from gpt.weights.formats.table import Weights
-from gpt.weights.run_files import SNAPSHOTS, snapshot_name
-from gpt.weights.runs import Snapshot, most_crowded, snapshots_of
+from gpt.weights.runs import SNAPSHOTS, Snapshot, most_crowded, snapshot_name, snapshots_of
 
 _FEWEST = 8  # snapshots; fewer would show little
 

@@ -16,11 +16,10 @@ from gpt.run.origin import Origin
 from gpt.run.snapshots import Snapshots
 from gpt.training.lora import ALPHA
 from gpt.training.module import LanguageModel
-from gpt.weights.adapters import AdapterPart, without_adapters
+from gpt.weights.adapters import BASE, AdapterPart, without_adapters
 from gpt.weights.checkpoint import ModelPart, RunPart
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import PretrainedGPT
-from gpt.weights.run_files import BASE
 from gpt.weights.runs import checkpoints_of
 
 

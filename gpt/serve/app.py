@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -30,13 +30,13 @@ from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
 from gpt.serve.errors import CodedError, error_body, error_reply
 from gpt.serve.history import History
-from gpt.serve.limits import CALL_COST, RequestLimits, check_key, cost_of, guard
+from gpt.serve.limits import CALL_COST, RequestLimits, cost_of, guard
 from gpt.serve.requests import AttentionRequest, CompletionRequest, CopiedRequest, log_probabilities
 from gpt.share.page import served_page
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
 from gpt.weights.checkpoint import RunPart
-from gpt.weights.figures import Figures
+from gpt.weights.figures import figures_of
 from gpt.weights.load import load
 from gpt.weights.rounding import WeightPrecision
 
@@ -61,8 +61,7 @@ def create_app(
 ) -> FastAPI:
     """Make the application that serves a model.
 
-    `app.state.end()` ends it: no more requests are taken, and clients that wait get an error. Raises
-    InputError for an API key that clients could not send.
+    `app.state.end()` ends it: no more requests are taken, and clients that wait get an error.
 
     Args:
         model: the model as `for_decoding` returns it for this `precision`.
@@ -76,7 +75,6 @@ def create_app(
         precision: the precision that the model and the run's snapshots compute in.
         trained: the state of the run in the served checkpoint, for the page to show its figures.
     """
-    check_key(api_key)
     limits = limits or RequestLimits()
     device = model.token_embedding.weight.device
 
@@ -85,7 +83,7 @@ def create_app(
 
     own = EngineThread(model, tokenizer)
     history = History(own, run or Path(os.devnull), read_snapshot, limits.snapshots)
-    figures = Figures.of(model.num_parameters(), trained)
+    figures = figures_of(model.num_parameters(), trained)
     service = _Service(tokenizer, name, limits, template, history, copied, figures)
 
     @asynccontextmanager
@@ -124,7 +122,7 @@ class _Service:
     template: Template | None
     history: History
     copied: Copied | None
-    figures: Figures
+    figures: JsonObject
 
     def __post_init__(self) -> None:
         self.started = int(time.time())
@@ -186,7 +184,7 @@ class _Service:
 
     def about(self) -> JsonObject:
         marks = {"chat": self.template is not None, "copied": self.copied is not None}
-        return {"id": self.name, "figures": asdict(self.figures), **marks, **self.history.curve()}
+        return {"id": self.name, "figures": self.figures, **marks, **self.history.curve()}
 
     @contextmanager
     def end_with_client(self, request: Request, deadline: float) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """All errors that a client can get, in OpenAI's form."""
 
 import logging
-from typing import Literal
 
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
@@ -22,13 +21,10 @@ _HEADERS = {
 }
 
 
-Code = Literal["invalid_api_key", "model_not_found"]
-
-
 class CodedError(HTTPException):
     """An error for which OpenAI's API has a `code` besides the status."""
 
-    def __init__(self, status: int, message: str, code: Code) -> None:
+    def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(status, message)
         self.code = code
 

@@ -118,13 +118,10 @@ class _Prompted(_Form):
 
     def _each_prompt(self) -> Sequence[str | list[int]]:
         """Return the prompts, each as a text or as ids."""
-        prompt = "" if self.prompt is None else self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        ids = [item for item in prompt if isinstance(item, int)]
-        if ids:
-            return [ids]
-        return [item for item in prompt if not isinstance(item, int)]
+        if self.prompt is None or isinstance(self.prompt, str):
+            return [self.prompt or ""]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        return [ids] if ids else [item for item in self.prompt if not isinstance(item, int)]
 
 
 def _tokenized(tokenizer: Tokenizer, prompt: str | list[int], heal: bool) -> Prompt:

@@ -14,7 +14,7 @@ from gpt.weights.checkpoint import parts_of
 from gpt.weights.commands import FolderFormat, export_folder
 from gpt.weights.formats import hf
 from gpt.weights.formats.table import check_known
-from gpt.weights.load import StoredModel, find, read_weights
+from gpt.weights.load import find, read_weights
 from gpt.weights.runs import model_name, run_of, snapshots_of
 
 
@@ -47,13 +47,14 @@ def export_weights(
     check_least(0, snapshot_megabytes=snapshot_megabytes)
     if snapshot_megabytes is not None and not math.isfinite(snapshot_megabytes):
         raise InputError(f"--snapshot_megabytes: expected a finite number, got {snapshot_megabytes}")
-    if format != "html":
-        _check_not_given(
-            format,
-            precision=precision,
-            snapshot_megabytes=snapshot_megabytes,
-            with_text=with_text or None,
-        )
+    html_only = {
+        "precision": precision,
+        "snapshot_megabytes": snapshot_megabytes,
+        "with_text": with_text or None,
+    }
+    for option, value in html_only.items():
+        if format != "html" and value is not None:
+            raise InputError(f"--{option}: expected only with --format html, got {format}; leave it out")
     if output is None:
         output = Path("exported.html" if format == "html" else "exported")
     if format != "html":
@@ -65,39 +66,23 @@ def export_weights(
     path = find(checkpoint)
     stored = read_weights(path).cropped()
     check_known(stored.config, stored.weights, hf.TABLE)
-    _check_arithmetic(stored)
-    run = run_of(path.resolve())
-    state = parts_of(path)[1] if run else None
-    if format != "html":
-        return export_folder(stored, output, format, push, state)
-    text = training_text(run, stored.tokenizer) if with_text else None
-    snapshots = snapshots_of(run) if run else []
-    name = model_name(checkpoint, path)
-    megabytes = MEGABYTES if snapshot_megabytes is None else snapshot_megabytes
-    said = write(
-        output,
-        stored,
-        name=name,
-        precision=precision or "int8",
-        snapshots=snapshots,
-        megabytes=megabytes,
-        text=text,
-        run=state,
-    )
-    print(said)
-
-
-def _check_not_given(format: FolderFormat, **html_only: object) -> None:
-    """Raise InputError, which names the option, if one that only html has is not None."""
-    for option, value in html_only.items():
-        if value is not None:
-            raise InputError(f"--{option}: expected only with --format html, got {format}; leave it out")
-
-
-def _check_arithmetic(stored: StoredModel) -> None:
-    """Raise InputError if an edited `gpt/` does not compute GPT-2, which all other programs compute."""
     if not is_gpt2(stored.build()):
         raise InputError(
             "other programs compute GPT-2 with these weights, not what the edited gpt/ does: "
             "generate and serve here, or undo the edit"
         )
+    run = run_of(path.resolve())
+    state = parts_of(path)[1] if run else None
+    if format != "html":
+        return export_folder(stored, output, format, push, state)
+    said = write(
+        output,
+        stored,
+        name=model_name(checkpoint, path),
+        precision=precision or "int8",
+        snapshots=snapshots_of(run) if run else [],
+        megabytes=MEGABYTES if snapshot_megabytes is None else snapshot_megabytes,
+        text=training_text(run, stored.tokenizer) if with_text else None,
+        run=state,
+    )
+    print(said)

@@ -19,7 +19,7 @@ from gpt.progress import counted
 from gpt.share.page import page_of
 from gpt.text.table import LAST_WORD, WORDS, pack
 from gpt.weights.checkpoint import RunPart
-from gpt.weights.figures import Figures
+from gpt.weights.figures import figures_of
 from gpt.weights.formats.table import Weights
 from gpt.weights.load import StoredModel, read_weights
 from gpt.weights.rounding import to_int8
@@ -73,7 +73,7 @@ def write(
     description = {
         "name": name,
         "config": stored.config.to_dict(),
-        "figures": asdict(Figures.of_weights(stored.weights, run)),
+        "figures": figures_of(stored.num_parameters(), run),
         "template": asdict(stored.template) if stored.template else None,
         "table": pack(stored.tokenizer.tokens),
         "words": _in_javascript(WORDS),

@@ -8,14 +8,8 @@ from pathlib import Path
 
 from gpt.plain import JsonObject
 
-_ENGINE = (
-    "kernel.js",
-    "tokenizer.js",
-    "healing.js",
-    "model.js",
-    "sampling.js",
-    "worker.js",
-)  # the scripts that compute in a browser
+# The scripts that compute in a browser.
+_ENGINE = ("kernel.js", "tokenizer.js", "healing.js", "model.js", "sampling.js", "worker.js")
 
 
 def served_page() -> tuple[str, str]:

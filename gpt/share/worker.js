@@ -12,7 +12,7 @@ const LONGEST_TURN = 20;  // milliseconds, after which requests that came meanwh
  * @typedef {object} ModelFile
  * @property {string} name
  * @property {object} config the fields of GPTConfig
- * @property {object} figures the fields of Figures
+ * @property {object} figures those of gpt/weights/figures.py
  * @property {?Object<string, string>} template of a chat model
  * @property {string} table the tokens, and the words' expressions beside it: see Tokenizer
  * @property {?string} text the training text's ids, each as a letter

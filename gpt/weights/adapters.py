@@ -7,9 +7,10 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import StrPath, file_sha256
 from gpt.weights.formats.table import Weights, check_complete
-from gpt.weights.run_files import BASE
 from gpt.weights.tensors import read_tensors
 
+BASE = "base"
+"""The folder in a run's of the weights that adapters change."""
 LAYERS = ("W_query", "W_key", "W_value", "out_proj", "up", "down")  # the layers of a block with adapters
 # peft's names of an adapter's matrices.
 _A = ".lora_A.default.weight"
@@ -44,10 +45,8 @@ def base_folder(checkpoint: StrPath) -> Path:
     return Path(checkpoint).resolve().parent.parent / BASE
 
 
-def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, state: Weights) -> Weights:
-    """Return a checkpoint's weights: `state`, or its adapters merged with the base they were trained on."""
-    if not part:
-        return state
+def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart, adapters: Weights) -> Weights:
+    """Return the weights of a checkpoint: its adapters merged with the base that they were trained on."""
     folder = base_folder(checkpoint)
     file = folder / "model.safetensors"
     if not file.is_file():
@@ -55,7 +54,7 @@ def with_base(checkpoint: StrPath, config: GPTConfig, part: AdapterPart | None, 
     base = check_complete(config, read_tensors(folder))  # bounds the size that is hashed
     if file_sha256(file) != part.base:
         raise InputError(f"its adapters were trained with other weights than those in {folder}")
-    return merge(base, state, part)
+    return merge(base, adapters, part)
 
 
 def merge(base: Weights, adapters: Weights, part: AdapterPart) -> Weights:

@@ -49,7 +49,6 @@ from gpt.files import StrPath
 from gpt.plain import LARGEST, JsonObject, as_dict, build, build_known, parse_json
 from gpt.weights.adapters import AdapterPart, with_base
 from gpt.weights.formats.table import Weights
-from gpt.weights.temperature import with_temperature
 
 VERSION = 2  # version of the format; files without a number have version 1
 Order = tuple[int, int, float]  # session, save and time: no two checkpoints of a run share all three
@@ -216,8 +215,14 @@ class Checkpoint:
 
         Adapters are merged with the base in the run's folder. Whether a weight is missing is not checked.
         """
-        whole = with_base(self.path, self.config, self.adapters, self.weights)
-        return with_temperature(whole, self.model.temperature)
+        weights = self.weights
+        if self.adapters:
+            weights = with_base(self.path, self.config, self.adapters, weights)
+        if self.model.temperature == 1:
+            return weights
+        # The logits are linear in the last norm's tensors, so the result is an ordinary GPT.
+        last_norm = [name for name in weights if name.startswith("final_norm.")]
+        return weights | {name: weights[name] / self.model.temperature for name in last_norm}
 
 
 def read(path: StrPath) -> Checkpoint:
@@ -234,11 +239,9 @@ def read_model(path: StrPath) -> Checkpoint:
 
 
 def _read(path: Path, with_state: bool) -> Checkpoint:
-    with _opened(path) as name:
-        texts = _metadata(path, name)
-        with _damage_told(path):
-            tensors = _intact_tensors(name, texts, with_state)
-            model, run, unknown = _parts(texts)
+    with _opened(path) as (name, texts):
+        tensors = _intact_tensors(name, texts, with_state)
+        model, run, unknown = _parts(texts)
     return Checkpoint(path=path, tensors=tensors, model=model, run=run, unknown=unknown)
 
 
@@ -294,27 +297,17 @@ def parts_of(path: Path) -> tuple[ModelPart, RunPart | None]:
 
     The error is a LaterFormat for a file of a later version.
     """
-    with _opened(path) as name:
-        texts = _metadata(path, name)
-        with _damage_told(path):
-            model, run, _ = _parts(texts)
+    with _opened(path) as (_, texts):
+        model, run, _ = _parts(texts)
     return model, run
 
 
 @contextmanager
-def _damage_told(path: Path) -> Iterator[None]:
-    """Raise InputError, which names the file, for whatever its contents raise."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:  # a damaged file can raise anything
-        raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+def _opened(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield a name by which the file now at `path` can be reopened if it is replaced, and its header's texts.
 
-
-@contextmanager
-def _opened(path: Path) -> Iterator[str]:
-    """Yield a name by which the file now at `path` can be reopened even if it is replaced meanwhile."""
+    Raises InputError, which names the file, for whatever its contents raise.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -322,7 +315,14 @@ def _opened(path: Path) -> Iterator[str]:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a pipe or a device may never end
             raise InputError(f"no checkpoint at {path}")
-        yield _name_of(descriptor, path)
+        name = _name_of(descriptor, path)
+        texts = _metadata(path, name)
+        try:
+            yield name, texts
+        except OSError:
+            raise
+        except Exception as error:  # a damaged file can raise anything
+            raise InputError(f"{path} is damaged: {' '.join(str(error).split())}") from None
     finally:
         os.close(descriptor)
 

@@ -3,7 +3,6 @@
 import html
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,7 @@ from gpt.errors import InputError
 from gpt.files import atomic_write, check_free, readable
 from gpt.text.tokenizer import SMALLEST_SIZE
 from gpt.weights.checkpoint import RunPart
-from gpt.weights.figures import Figures
+from gpt.weights.figures import figures_of
 from gpt.weights.formats import book, gguf, hf, nanogpt
 from gpt.weights.load import StoredModel, read_weights
 
@@ -86,9 +85,9 @@ def export_folder(
 
 def _card(stored: StoredModel, name: str, run: RunPart | None) -> str:
     """Return a model's README.md for the hub: its shape, and the figures that its checkpoint knows."""
-    figures = asdict(Figures.of_weights(stored.weights, run))
+    figures = figures_of(stored.num_parameters(), run)
     facts = stored.config.to_dict() | {key: value for key, value in figures.items() if value is not None}
-    rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in facts.items())
+    rows = "".join(f"| {key} | {_cell(value)} |\n" for key, value in facts.items())
     return readable(_CARD.format(name) + rows)  # names of folders and texts may not be UTF-8
 
 
@@ -97,8 +96,6 @@ def _cell(value: object) -> str:
     text = " ".join(str(value).split())
     if len(text) > _MOST_CELL:
         text = f"{text[:_MOST_CELL]}..."
-    if isinstance(value, bool | int | float) or re.fullmatch(r"[a-zA-Z0-9]+(_[a-zA-Z0-9]+)*", text):
-        return text
     # Escape HTML, Markdown such as cell borders, and addresses that would become links.
     return re.sub(r"[\\`*_{}\[\]()#!|~$:@^]|(?<=www)\.", r"\\\g<0>", html.escape(text, quote=False))
 

@@ -17,29 +17,25 @@ from gpt.errors import InputError
 from gpt.files import StrPath, write_json
 from gpt.model import GPT
 from gpt.plain import build, is_hub_name
-from gpt.progress import notice
+from gpt.progress import notice, notice_once
 from gpt.text.template import Template
 from gpt.text.tokenizer import SMALLEST_SIZE, Tokenizer
 from gpt.weights.checkpoint import Checkpoint, read_model
 from gpt.weights.formats import book, hf, nanogpt
-from gpt.weights.formats.table import Weights, check_complete, on_meta
-from gpt.weights.run_files import BEST, CHECKPOINTS, SUFFIX
-from gpt.weights.runs import RUNS, checkpoints_of, newest_run, snapshots_of
+from gpt.weights.formats.table import HEADS, Weights, check_complete, on_meta
+from gpt.weights.runs import BEST, CHECKPOINTS, RUNS, SUFFIX, checkpoints_of, newest_run, snapshots_of
 from gpt.weights.tensors import read_json, read_pickle, read_tensors, write_tensors
-from gpt.weights.tokens import table_in, tell_assumed, with_tokens
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
 """Where a run computes, by its name in a Trainer; `gpu` is CUDA or MPS."""
 Format = Literal["gpt", "hf", "nanogpt", "book"]
 _SHORT_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
+_GPT2_ROWS = (50257, 50304)  # those of the vocabulary, and nanoGPT's, which are a multiple of 64
 _POSITIONS = "position_embedding.weight"
 _OTHER_FILES = ("ckpt.pt", "model.pth")
 """The usual names of nanoGPT's and the book's files. In a folder they come before `model.safetensors`."""
-_FILES = [
-    *("config.json", "model.safetensors"),
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"),
-]
+_FILES = ["config.json", "model.safetensors", *hf.TOKENIZER_FILES]
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,10 @@ class StoredModel:
             raise InputError(f"the model does not fit into memory: {error}") from None
         return model.eval()
 
+    def num_parameters(self) -> int:
+        """Return the number of weights; tied embeddings count once."""
+        return sum(tensor.numel() for tensor in self.weights.values())
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The weights' own tokenizer, or GPT-2's of their size; InputError if they have too few rows."""
@@ -89,11 +89,9 @@ class StoredModel:
         size = self.own_tokenizer.n_vocab if self.own_tokenizer else min(rows, Tokenizer().n_vocab)
         if size > rows:
             raise InputError(f"the tokenizer has {size} tokens, but the weights have {rows} rows")
-        weights = dict(self.weights)
-        for name in ("token_embedding.weight", "head.weight"):
-            if name in weights:  # a tied head is not
-                weights[name] = weights[name][:size]
-        return replace(self, config=replace(self.config, vocab_size=size), weights=weights)
+        cut = {name: self.weights[name][:size] for name in HEADS if name in self.weights}
+        config = replace(self.config, vocab_size=size)
+        return replace(self, config=config, weights=self.weights | cut)
 
     def with_positions(self, context_length: int) -> "StoredModel":
         """Return the weights with `context_length` positions: the first ones, or more, interpolated from all.
@@ -248,7 +246,7 @@ def read_weights(path: StrPath | None) -> StoredModel:
         path = path.parent
     checkpoint = read_model(path) if path.suffix == SUFFIX else None
     try:
-        return _read_other(path) if checkpoint is None else _from_checkpoint(checkpoint)
+        return _from_checkpoint(checkpoint) if checkpoint else _read_other(path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -276,13 +274,17 @@ def _read_other(path: Path) -> StoredModel:
     stored = _read_folder(path) if path.is_dir() else _read_file(path)
     folder = path if path.is_dir() else path.parent
     stored = replace(stored, template=hf.read_template(folder))
-    table = table_in(folder)
-    if table is None:
-        if stored.format != "gpt":  # those of this program without a tokenizer have GPT-2's tokens
-            tell_assumed(path, stored.config.vocab_size)
-        return stored
-    weights, own = with_tokens(stored.weights, table)
-    return replace(stored, weights=weights, own_tokenizer=own)
+    if file := hf.tokenizer_file(folder):
+        weights, own = hf.with_tokens(stored.weights, file)
+        return replace(stored, weights=weights, own_tokenizer=own)
+    size = stored.config.vocab_size
+    # Those of this program without a tokenizer have GPT-2's tokens. With too few tokens no text is written.
+    if stored.format != "gpt" and size >= SMALLEST_SIZE and size not in _GPT2_ROWS:
+        notice_once(
+            f"{path} has no tokenizer: its {size:,} tokens are taken for the first of GPT-2's. If they "
+            "are others, put their tokenizer.json beside the weights"
+        )
+    return stored
 
 
 def _read_folder(folder: Path) -> StoredModel:

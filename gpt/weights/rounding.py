@@ -7,7 +7,6 @@ Shapes: O out_features, I in_features.
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -33,8 +32,7 @@ class Int8(NamedTuple):
         return self.levels * self.scale[:, None]
 
 
-@dataclass(frozen=True)
-class Int4:
+class Int4(NamedTuple):
     """A matrix in int4."""
 
     levels: Tensor  # (O, I) int8, from -8 to 7

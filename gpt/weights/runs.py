@@ -1,19 +1,39 @@
-"""The checkpoints and snapshots in a run's folder, and their order.
+"""The checkpoints and snapshots in a run's folder: their names, which docs/start.md lists, and their order.
 
 Only headers are read here. Which checkpoint is the newest is decided by the numbers in them and never by the
 times of files, which a copy changes.
 """
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
 from gpt.errors import InputError
 from gpt.files import StrPath, readable
 from gpt.weights.checkpoint import Order, parts_of
-from gpt.weights.run_files import CHECKPOINTS, SNAPSHOTS, SUFFIX, step_and_loss
 
 RUNS = Path("runs")
+SUFFIX = ".safetensors"
+CHECKPOINTS = "checkpoints"
+"""The folder of the checkpoints, from which a run can be resumed."""
+NEWEST = f"last{SUFFIX}"
+"""The newest checkpoint."""
+BEST = f"best{SUFFIX}"
+"""The checkpoint with the lowest held-out loss."""
+SNAPSHOTS = "snapshots"
+"""The folder of the snapshots, which hold only weights."""
 Snapshot = tuple[int, float, Path]  # step, loss of its batch in nats per token, file of the weights
+
+
+def snapshot_name(step: int, loss: float) -> str:
+    """Return the name of the snapshot after an update, whose loss is in nats per token."""
+    return f"step-{step}-loss-{loss:.4f}{SUFFIX}"
+
+
+def step_and_loss(name: str) -> tuple[int, float] | None:
+    """Return what the name of a snapshot says; None for the name of another file."""
+    match = re.fullmatch(rf"step-(\d{{1,15}})-loss-(\d+\.\d+|nan|inf){re.escape(SUFFIX)}", name)
+    return (int(match[1]), float(match[2])) if match else None
 
 
 def checkpoints_of(run: Path, *, broken_first: bool = True) -> list[Path]:

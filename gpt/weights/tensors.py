@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 
 from gpt.errors import InputError
-from gpt.files import atomic_write
+from gpt.files import atomic_write, readable
 from gpt.plain import JsonObject, parse_json
 from gpt.weights.formats.table import Weights
 
@@ -30,18 +30,9 @@ def read_tensors(folder: Path) -> Weights:
         raise InputError(f"there is no {path.name} beside config.json")
     try:
         # The library cannot open a file whose name is not UTF-8.
-        return load_file(path) if is_utf8(path) else load(path.read_bytes())
+        return load_file(path) if readable(str(path)) == str(path) else load(path.read_bytes())
     except SafetensorError as error:
         raise InputError(f"{path.name} is not a safetensors file, or it is broken: {error}") from None
-
-
-def is_utf8(path: Path) -> bool:
-    """Whether a path's bytes are UTF-8, as libraries in other languages require."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write_tensors(folder: Path, tensors: Weights) -> None:
@@ -81,16 +72,12 @@ def read_pickle(path: Path) -> tuple[JsonObject, Weights]:
         state = state.get(name, state) if isinstance(state, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InputError("expected a dictionary of tensors")
-    # Names may share a tensor, as with a tied head, but then a small file could claim a huge model. Masks are
-    # not read, and blocks may share a large one.
-    if sum(tensor.nbytes for name, tensor in state.items() if not _is_mask(name)) > 2 * path.stat().st_size:
+    # Names may share a tensor, as with a tied head, but then a small file could claim a huge model. The masks
+    # of the book's GPTModel are not read, and its blocks may share a large one.
+    sizes = [tensor.nbytes for name, tensor in state.items() if not str(name).endswith(".att.mask")]
+    if sum(sizes) > 2 * path.stat().st_size:
         raise InputError("its tensors are larger than the file")
     return saved, {str(name).removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
-
-
-def _is_mask(name: object) -> bool:
-    """Whether a tensor of this name is a mask of the book's GPTModel."""
-    return str(name).endswith(".att.mask")
 
 
 def _check_archive(path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,12 +11,12 @@ from torch.nn import functional as F
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.module import TokenData
-from gpt.data.prepare import prepare
+from gpt.data.prepare import prepare, prepare_named
 from gpt.data.prepared import Stream
 from gpt.data.reading import DEFAULT_READING
 from gpt.errors import InputError
-from gpt.evaluation.evaluate import TextScore, _prepare, score_text
-from gpt.evaluation.scoring import bits_per_byte, score_windows
+from gpt.evaluation.evaluate import score_text
+from gpt.evaluation.scoring import batches_of, bits_per_byte, score_windows, scored_features
 from gpt.text.template import Template
 from gpt.training.module import LanguageModel
 from gpt.weights.commands import write_export
@@ -26,9 +27,10 @@ from tests.generation.conftest import sharp
 TOKENIZER = Tokenizer("gpt2", vocab_size=300)
 
 
-def score_of(model: GPT, data: str, split: str | None = None) -> TextScore:
+def score_of(model: GPT, data: str, split: str | None = None) -> dict:
     """The score of a text, or of a part of it."""
-    return score_text(model, _prepare(TOKENIZER, data, split, DEFAULT_READING), data)
+    reading = DEFAULT_READING if split else replace(DEFAULT_READING, val_fraction=0.0)
+    return score_text(model, prepare_named(data, TOKENIZER, reading), split or "train", data)
 
 
 def test_windows_of_padding_alone_do_not_count():
@@ -52,13 +54,14 @@ def window_nats(model, tmp_path):
         np.array(ids, "<u2").tofile(tmp_path / "tokens.bin")
         stream = Stream(tmp_path / "tokens.bin", np.dtype("<u2"), eot=299)
         prepared = SimpleNamespace(stream=lambda split: stream, template=None, tokenizer=TOKENIZER)
-        return np.concatenate([nats for nats, _ in score_windows(model, prepared, "val", most)])
+        return score_windows(model, prepared, "val", most)[0]
 
     return score
 
 
+@torch.no_grad()
 def test_with_isolate_the_loss_is_that_of_validation(config, tmp_path):
-    """Attention within documents, in `score_windows` as in the run's validation."""
+    """Attention within documents, where the temperature is found as in the run's validation."""
     rows = [json.dumps({"text": f"{n * n} is {n}"}) for n in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(rows), "utf-8")
     sizes = {"vocab_size": 300, "context_length": config.context_length}
@@ -68,8 +71,11 @@ def test_with_isolate_the_loss_is_that_of_validation(config, tmp_path):
     (measured,) = trainer().validate(module, datamodule=data, verbose=False)
 
     def nats_per_token(isolate: bool) -> float:
-        windows = score_windows(module.model.eval(), data.prepared, "val", isolate=isolate)
-        return sum(nats.sum() for nats, _ in windows) / data.prepared.counts["val"].scored_tokens
+        model, nats = module.model.eval(), 0.0
+        for batch in batches_of(data.prepared, "val", config.context_length, isolate=isolate):
+            features, targets = scored_features(model, *batch)
+            nats += F.cross_entropy(model.head(features), targets, reduction="sum").item()
+        return nats / data.prepared.counts["val"].scored_tokens
 
     assert nats_per_token(True) == pytest.approx(measured["val_loss"], rel=1e-5)
     assert nats_per_token(False) != pytest.approx(measured["val_loss"], rel=1e-4)
@@ -82,7 +88,7 @@ def test_a_uniform_model_by_hand(config, tmp_path):
         torch.nn.init.zeros_(parameter)
     (tmp_path / "text.txt").write_text("wxyz", encoding="utf-8")
     result = score_of(model, str(tmp_path / "text.txt"))
-    assert (result["split"], result["tokens"], result["bytes"]) == ("all", 5, 4)
+    assert (result["tokens"], result["bytes"]) == (5, 4)
     assert result["nats_per_token"] == pytest.approx(math.log(300), rel=1e-6)
     assert result["perplexity"] == pytest.approx(300, rel=1e-5)
     assert result["bits_per_byte"] == pytest.approx(5 * math.log2(300) / 4, rel=1e-6)
@@ -120,8 +126,8 @@ def test_a_split_is_scored_as_validation_scores_it(model, text_file):
         nats += F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").item()
     counts = data.prepared.counts["val"]
     folder = prepare(str(text_file), vocab_size=300)
-    for source, split in ((str(text_file), "val"), (str(folder), None)):
-        result = score_of(model, source, split)
+    for source in (text_file, folder):
+        result = score_of(model, str(source), "val")
         assert result["tokens"] == counts.tokens
         assert result["nats_per_token"] == pytest.approx(nats / counts.tokens, rel=1e-5)
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / counts.scored_bytes, rel=1e-5)
@@ -135,7 +141,7 @@ def test_the_command_scores_the_rounded_weights(text_file, tmp_path, capsys):
     assert gpt(f"evaluate --checkpoint {tmp_path}/model --data {text_file} --precision int4") == 0
     printed = json.loads(capsys.readouterr().out)
     expected = score_of(rounded(model, "int4"), str(text_file))
-    assert printed == {"data": str(text_file), **expected}
+    assert printed == {"data": str(text_file), "split": "all", **expected}
     assert printed["bits_per_byte"] != score_of(model, str(text_file))["bits_per_byte"]
 
 

@@ -79,7 +79,6 @@ def test_the_openai_client_works_unchanged():
     ("form", "message"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"top_p": -0.1}, "top_p"),
         ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"max_tokens": 0}, "max_tokens must be at least 1 without echo, got 0"),
         ({"n": 3278}, "the request costs 262242, expected at most 262144: ask for fewer"),
@@ -96,7 +95,6 @@ def test_the_openai_client_works_unchanged():
         ({"stop": ["a", "a" * 257]}, "stop.list.1: String should have at most 256 characters"),
         ({"stop": 5}, "stop: expected a text or a list of texts"),
         ({"prompt": [True]}, "prompt.ids.0: Input should be a valid integer"),
-        ({"prompt": [[5], [True]]}, "prompt.lists.1.0: Input should be a valid integer"),
         ({"seed": "1_0"}, "seed: Input should be a valid integer"),
         ({"max_tokens": True}, "max_tokens: Input should be a valid integer"),
         ({"temperature": "0.5"}, "temperature: Input should be a valid number"),

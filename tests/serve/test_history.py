@@ -42,6 +42,15 @@ def test_the_page_learns_about_the_model_and_its_run_which_still_trains(run):
         assert client.post("/v1/completions", json={**FORM, "snapshot": 80}).status_code == 200
 
 
+@torch.no_grad()
+def attention_of(model, ids, start=0):
+    """The last token's weights (layers, heads, tokens), where the first token has the position `start`."""
+    positions = torch.arange(start, start + len(ids))[None]
+    with capture_weights(model) as captured:
+        model(torch.tensor([ids]), positions=positions)
+    return torch.stack([layer[0, :, -1] for layer in captured.values()])
+
+
 @pytest.mark.parametrize("step", [None, 1, 64])
 def test_text_and_attention_of_a_step_are_those_of_its_weights(run, step):
     model = load(next(run.glob(f"snapshots/step-{step}-*")))[0] if step else MODEL
@@ -52,9 +61,7 @@ def test_text_and_attention_of_a_step_are_those_of_its_weights(run, step):
     form = {"prompt": "Hiya", "tokens": TOKENIZER.encode("you"), "snapshot": step}
     answer = post(new_app(run=run), "/attention", **form).json()
     assert answer["tokens"] == list("Hiyayou")
-    with torch.no_grad(), capture_weights(model) as captured:
-        model(torch.tensor([TOKENIZER.encode("Hiyayou")]))
-    expected = torch.stack([layer[0, :, -1] for layer in captured.values()])  # (layers, heads, tokens)
+    expected = attention_of(model, TOKENIZER.encode("Hiyayou"))
     torch.testing.assert_close(torch.tensor(answer["weights"]), expected, atol=1e-4, rtol=0)
 
 
@@ -65,18 +72,14 @@ def test_attention_is_that_of_the_window_in_generation(most):
     app = new_app(limits=RequestLimits(attention_tokens=most))
     answer = post(app, "/attention", prompt=ids, tokens=[]).json()
     shown = ids[max(32, len(ids) - most) :]
-    positions = torch.arange(48 - len(shown), 48)[None]
-    with torch.no_grad(), capture_weights(MODEL) as captured:
-        MODEL(torch.tensor([shown]), positions=positions)
-    expected = torch.stack([layer[0, :, -1] for layer in captured.values()])
+    expected = attention_of(MODEL, shown, start=48 - len(shown))
     assert len(ids) == 80 and len(answer["tokens"]) == len(shown)
     torch.testing.assert_close(torch.tensor(answer["weights"]), expected, atol=1e-4, rtol=0)
 
 
 def test_attention_is_that_of_one_prompt():
     response = post(new_app(), "/attention", prompt=["one", "two"])
-    assert response.status_code == 400
-    assert response.json()["error"]["message"] == "prompt: expected one, got 2"
+    assert response.status_code == 400 and "prompt: expected one, got 2" in response.text
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
@@ -164,8 +167,7 @@ def test_the_loads_of_clients_that_left_do_not_pile_up(run, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/attention"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, stream, run, monkeypatch):
+def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, run, monkeypatch):
     read = []
 
     def slowly(path):
@@ -174,7 +176,7 @@ def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, stream, run, m
         return load(path)
 
     monkeypatch.setattr("gpt.serve.app.load", slowly)
-    form = {"prompt": "Hi", "snapshot": 1} | ({"stream": stream} if path != "/attention" else {})
+    form = {"prompt": "Hi", "snapshot": 1}
     with connected(new_app(run=run, limits=RequestLimits(max_seconds=1))) as client:
         late = client.post(path, json=form)
         assert late.status_code == 504 and "more than 1 s" in late.text

@@ -2,7 +2,7 @@
 // and prints the results, a list. A name is a method of the file's Writer, or one of those below.
 "use strict";
 const html = require("fs").readFileSync(process.argv[2], "utf8");
-require("vm").runInThisContext(html.match(/<script id="engine">([^]*?)<\/script>/)[1] + ";globalThis.here = { FILE, Writer, draw, uniform, TextStream, tokensOfLastWord, agreeingIds, byteString }");
+require("vm").runInThisContext(html.match(/<script id="engine">([^]*?)<\/script>/)[1] + ";globalThis.here = { FILE, Writer, draw, uniform, TextStream, tokensOfLastWord }");
 const writer = new here.Writer(here.FILE);
 
 const others = {
@@ -14,7 +14,6 @@ const others = {
     return [result, (performance.now() - start) / 1000];
   },
   healed: texts => texts.map(text => here.tokensOfLastWord(writer.tokenizer, text, writer.tokenizer.encode(text))),
-  agreeing: texts => texts.map(text => here.agreeingIds(writer.tokenizer, here.byteString(text))),
   pieces: (ids, stop) => {
     const stream = new here.TextStream(writer.tokenizer, stop);
     return [...ids.map(id => stream.feed(id)), stream.close()];

@@ -188,14 +188,10 @@ def test_other_formats_refuse_the_options_of_html(format, option, place, refusal
     assert not (place / "exported").exists()
 
 
-@pytest.mark.parametrize("megabytes", [".inf", "1e400"])
-def test_megabytes_that_are_not_finite_are_refused(megabytes, place, refusal):
-    told = refusal(f"{EXPORT} --snapshot_megabytes {megabytes}")
+def test_any_finite_number_of_megabytes_is_taken(place, refusal):
+    told = refusal(f"{EXPORT} --snapshot_megabytes 1e400")
     assert "--snapshot_megabytes: expected a finite number, got inf" in told
     assert not (place / "exported.html").exists()
-
-
-def test_any_finite_number_of_megabytes_is_taken(place):
     assert gpt(f"{EXPORT} --snapshot_megabytes 1e308") == 0
 
 

@@ -3,25 +3,26 @@
 import pytest
 
 from gpt.weights.checkpoint import RunPart
-from gpt.weights.figures import Figures, bits_of_best
+from gpt.weights.figures import bits_of_best, figures_of
+
+BITS = {
+    "the best": ((2.0, 4.0, 3.0), 1.5),
+    "not validated": ((None, 4.0, 3.0), None),
+    "no loss": ((2.0, None, 3.0), 2.0),
+    "a loss of zero": ((2.0, 0.0, 0.0), 2.0),
+    "no best loss": ((2.0, 4.0, None), 2.0),
+}
 
 
-def test_a_corpus_that_is_no_text_is_not_shown():
-    assert Figures.of(7, RunPart(options={"data": {"corpus": 3}})).text is None
+@pytest.mark.parametrize(("given", "bits"), BITS.values(), ids=BITS)
+def test_the_bits_at_the_best_loss_or_as_they_are(given, bits):
+    assert bits_of_best(*given) == bits
 
 
-@pytest.mark.parametrize(("step", "bits"), [(9, 1.5), (10, 2.0)], ids=["best", "later"])
-def test_the_bits_of_the_best_checkpoint_are_those_at_its_temperature(step, bits):
+def test_the_figures_of_a_checkpoint():
+    """The bits of the best one are those at its temperature. A corpus that is no text is not shown."""
     validation = {"val_bits_per_byte": 2.0, "val_loss": 4.0}
-    run = RunPart(options={}, validation=validation, best_loss=3.0, best_step=9, step=step)
-    assert Figures.of(7, run).bits_per_byte == bits
-
-
-def test_without_a_ratio_of_losses_the_bits_are_as_they_are():
-    """The checkpoint is not the best, or a loss is missing or zero."""
-    assert bits_of_best(2.0, 4.0, 3.0) == 1.5
-    for loss, best in ((None, 3.0), (0.0, 3.0), (4.0, None), (0.0, 0.0)):
-        assert bits_of_best(2.0, loss, best) == 2.0
-        validation = {"val_bits_per_byte": 2.0, "val_loss": loss}
-        assert Figures.of(7, RunPart(validation=validation, best_loss=best)).bits_per_byte == 2.0
-    assert bits_of_best(None, 4.0, 3.0) is None
+    options = {"data": {"corpus": 3}}
+    for step, bits in ((9, 1.5), (10, 2.0)):
+        run = RunPart(options=options, validation=validation, best_loss=3.0, best_step=9, step=step)
+        assert figures_of(7, run) == {"parameters": 7, "text": None, "bits_per_byte": bits, "minutes": 0}

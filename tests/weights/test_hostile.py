@@ -162,17 +162,16 @@ def test_a_legacy_pickle_whose_storage_claims_more_than_the_file(refused, tmp_pa
     refused(tmp_path / "model.pth", "not a file of tensors")
 
 
-def test_a_matrix_of_which_all_elements_are_one_number(refused, tmp_path):
-    """A stride of 0 makes 2^28 rows of four bytes."""
+def test_numbers_that_are_shared(refused, tmp_path):
+    """A matrix of which all elements are one number: a stride of 0 makes 2^28 rows of four bytes.
+
+    And a thousand layers that are one.
+    """
     saved = nanogpt_checkpoint(huggingface_model())
-    saved["model"]["transformer.wte.weight"] = torch.zeros(1).expand(HUGE, 48)
-    saved["model_args"]["vocab_size"] = HUGE
-    torch.save(saved, tmp_path / "ckpt.pt")
+    rows = {"transformer.wte.weight": torch.zeros(1).expand(HUGE, 48)}
+    sizes = {**saved["model_args"], "vocab_size": HUGE}
+    torch.save({"model": {**saved["model"], **rows}, "model_args": sizes}, tmp_path / "ckpt.pt")
     refused(tmp_path, "its tensors are larger than the file")
-
-
-def test_a_thousand_layers_that_are_one(refused, tmp_path):
-    saved = nanogpt_checkpoint(huggingface_model())
     block = {name: tensor for name, tensor in saved["model"].items() if ".h.0." in name}
     for layer in range(1000):
         saved["model"] |= {name.replace(".0.", f".{layer}."): tensor for name, tensor in block.items()}

@@ -11,28 +11,24 @@ from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import atomic_write, write_json
 from gpt.plain import JsonObject
-from gpt.weights.formats.table import Table, Weights, from_gpt, layer, row, to_gpt
+from gpt.weights.formats.table import Weights, from_gpt, layer, row, to_gpt
 
-TABLE = Table(
-    (
-        row("tok_emb.weight", "token_embedding.weight"),
-        row("pos_emb.weight", "position_embedding.weight"),
-        *layer("trf_blocks.{}.att.W_query", "blocks.{}.attention.W_query"),
-        *layer("trf_blocks.{}.att.W_key", "blocks.{}.attention.W_key"),
-        *layer("trf_blocks.{}.att.W_value", "blocks.{}.attention.W_value"),
-        *layer("trf_blocks.{}.att.out_proj", "blocks.{}.attention.out_proj"),
-        *layer("trf_blocks.{}.ff.layers.0", "blocks.{}.feed_forward.up"),
-        *layer("trf_blocks.{}.ff.layers.2", "blocks.{}.feed_forward.down"),
-        row("trf_blocks.{}.norm1.scale", "blocks.{}.attention_norm.weight"),
-        row("trf_blocks.{}.norm1.shift", "blocks.{}.attention_norm.bias"),
-        row("trf_blocks.{}.norm2.scale", "blocks.{}.feed_forward_norm.weight"),
-        row("trf_blocks.{}.norm2.shift", "blocks.{}.feed_forward_norm.bias"),
-        row("final_norm.scale", "final_norm.weight"),
-        row("final_norm.shift", "final_norm.bias"),
-        row("out_head.weight", "head.weight"),
-    ),
-    # Masks, and a tied head.
-    skipped=frozenset({"trf_blocks.{}.att.mask", "out_head.weight"}),
+TABLE = (
+    row("tok_emb.weight", "token_embedding.weight"),
+    row("pos_emb.weight", "position_embedding.weight"),
+    *layer("trf_blocks.{}.att.W_query", "blocks.{}.attention.W_query"),
+    *layer("trf_blocks.{}.att.W_key", "blocks.{}.attention.W_key"),
+    *layer("trf_blocks.{}.att.W_value", "blocks.{}.attention.W_value"),
+    *layer("trf_blocks.{}.att.out_proj", "blocks.{}.attention.out_proj"),
+    *layer("trf_blocks.{}.ff.layers.0", "blocks.{}.feed_forward.up"),
+    *layer("trf_blocks.{}.ff.layers.2", "blocks.{}.feed_forward.down"),
+    row("trf_blocks.{}.norm1.scale", "blocks.{}.attention_norm.weight"),
+    row("trf_blocks.{}.norm1.shift", "blocks.{}.attention_norm.bias"),
+    row("trf_blocks.{}.norm2.scale", "blocks.{}.feed_forward_norm.weight"),
+    row("trf_blocks.{}.norm2.shift", "blocks.{}.feed_forward_norm.bias"),
+    row("final_norm.scale", "final_norm.weight"),
+    row("final_norm.shift", "final_norm.bias"),
+    row("out_head.weight", "head.weight"),
 )
 
 

@@ -51,9 +51,8 @@ def write(
     writer.add_add_bos_token(False)
     if template:
         writer.add_chat_template(template.to_jinja())
-    names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH.GPT2, config.num_layers
-    )  # from Hugging Face's names, which nanoGPT uses too; both keep matrices as (out, in)
+    # From Hugging Face's names, which nanoGPT uses too; both keep matrices as (out, in).
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)
     for name, tensor in from_gpt(config, weights, nanogpt.TABLE).items():
         layer, _, parameter = name.rpartition(".")
         writer.add_tensor(f"{names[layer]}.{parameter}", tensor.float().numpy())

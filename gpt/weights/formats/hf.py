@@ -3,38 +3,37 @@
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import write_json
 from gpt.plain import JsonObject, build, shown
-from gpt.text.table import END_OF_TEXT, to_json
+from gpt.text.table import END_OF_TEXT, read_table, to_json
 from gpt.text.template import Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.weights.formats.table import Table, Weights, from_gpt, layer, row, to_gpt
+from gpt.weights.formats.table import HEADS, Weights, from_gpt, layer, row, to_gpt
 from gpt.weights.tensors import read_json, write_tensors
 
-TABLE = Table(
-    (
-        row("transformer.wte.weight", "token_embedding.weight"),
-        row("transformer.wpe.weight", "position_embedding.weight"),
-        *layer("transformer.h.{}.ln_1", "blocks.{}.attention_norm"),
-        *layer(
-            "transformer.h.{}.attn.c_attn",
-            "blocks.{}.attention.W_query",
-            "blocks.{}.attention.W_key",
-            "blocks.{}.attention.W_value",
-            transposed=True,
-        ),
-        *layer("transformer.h.{}.attn.c_proj", "blocks.{}.attention.out_proj", transposed=True),
-        *layer("transformer.h.{}.ln_2", "blocks.{}.feed_forward_norm"),
-        *layer("transformer.h.{}.mlp.c_fc", "blocks.{}.feed_forward.up", transposed=True),
-        *layer("transformer.h.{}.mlp.c_proj", "blocks.{}.feed_forward.down", transposed=True),
-        *layer("transformer.ln_f", "final_norm"),
-        row("lm_head.weight", "head.weight"),
+TABLE = (
+    row("transformer.wte.weight", "token_embedding.weight"),
+    row("transformer.wpe.weight", "position_embedding.weight"),
+    *layer("transformer.h.{}.ln_1", "blocks.{}.attention_norm"),
+    *layer(
+        "transformer.h.{}.attn.c_attn",
+        "blocks.{}.attention.W_query",
+        "blocks.{}.attention.W_key",
+        "blocks.{}.attention.W_value",
+        transposed=True,
     ),
-    # Masks, and a tied head.
-    skipped=frozenset({"transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias", "lm_head.weight"}),
+    *layer("transformer.h.{}.attn.c_proj", "blocks.{}.attention.out_proj", transposed=True),
+    *layer("transformer.h.{}.ln_2", "blocks.{}.feed_forward_norm"),
+    *layer("transformer.h.{}.mlp.c_fc", "blocks.{}.feed_forward.up", transposed=True),
+    *layer("transformer.h.{}.mlp.c_proj", "blocks.{}.feed_forward.down", transposed=True),
+    *layer("transformer.ln_f", "final_norm"),
+    row("lm_head.weight", "head.weight"),
 )
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _TEMPLATE = "minimal_gpt_template"  # key of the template's fields, as Jinja is not read
 SIZES = {
     "vocab_size": "vocab_size",
@@ -122,3 +121,31 @@ def read_template(folder: Path) -> Template | None:
     file = folder / "tokenizer_config.json"
     saved = read_json(file).get(_TEMPLATE) if file.is_file() else None
     return build(Template, saved) if saved else None
+
+
+def tokenizer_file(folder: Path) -> Path | None:
+    """Return the file of the tokens in a folder: `tokenizer.json`, or `vocab.json` with `merges.txt`."""
+    if (folder / "tokenizer.json").is_file():
+        return folder / "tokenizer.json"
+    has_both = all((folder / name).is_file() for name in ("vocab.json", "merges.txt"))
+    return folder / "vocab.json" if has_both else None
+
+
+def with_tokens(weights: Weights, file: Path) -> tuple[Weights, Tokenizer]:
+    """Return the tokenizer in a file, and weights in which `<|endoftext|>` has its last id.
+
+    Where the file has other tokens before it, its row and theirs change places. Raises InputError for a file
+    that cannot be used, or an id without a row.
+    """
+    stored = read_table(file)
+    tokenizer = Tokenizer.from_tokens(stored.tokens)
+    if stored.end_of_text == tokenizer.eot:
+        return weights, tokenizer
+    count = len(weights["token_embedding.weight"])
+    if not tokenizer.eot < stored.end_of_text < count:
+        what = f"the end of a text has the id {stored.end_of_text}"
+        raise InputError(f"{what}, but the weights have {count} rows and {tokenizer.eot} ordinary tokens")
+    rows = torch.arange(count)
+    rows[[tokenizer.eot, stored.end_of_text]] = rows[[stored.end_of_text, tokenizer.eot]]
+    moved = {name: weights[name][rows] for name in HEADS if name in weights}
+    return weights | moved, tokenizer

@@ -13,8 +13,7 @@ from gpt.weights.formats import hf
 from gpt.weights.formats.table import Weights, from_gpt, to_gpt
 
 _SIZES = {"block_size" if name == "n_positions" else name: ours for name, ours in hf.SIZES.items()}
-# Matrices are stored as (out, in). The masks and the head, which is always tied, are skipped as in `hf`.
-TABLE = replace(hf.TABLE, rows=tuple(replace(row, transposed=False) for row in hf.TABLE.rows))
+TABLE = tuple(replace(row, transposed=False) for row in hf.TABLE)
 
 
 def read(checkpoint: JsonObject, state: Weights) -> tuple[GPTConfig, Weights]:

@@ -28,6 +28,15 @@ class Row:
     transposed: bool = False
     """Whether it is stored as (in, out); `torch.nn.Linear` stores (out, in)."""
 
+    def of_blocks(self, num_layers: int) -> "Iterator[Row]":
+        """Yield the row for each block; once if its name has no `{}`.
+
+        They are yielded one by one, because an untrusted configuration may ask for billions of blocks.
+        """
+        for block in range(num_layers if "{}" in self.theirs else 1):
+            ours = tuple(name.format(block) for name in self.ours)
+            yield Row(self.theirs.format(block), ours, self.transposed)
+
 
 def row(theirs: str, *ours: str, transposed: bool = False) -> Row:
     """Return the row of a tensor, given its name there, and the name or names of what it holds here."""
@@ -41,22 +50,12 @@ def layer(theirs: str, *ours: str, transposed: bool = False) -> tuple[Row, Row]:
     return row(f"{theirs}.weight", *weights, transposed=transposed), row(f"{theirs}.bias", *biases)
 
 
-@dataclass(frozen=True)
-class Table:
-    """All tensors of another program's GPT-2."""
-
-    rows: tuple[Row, ...]
-    skipped: frozenset[str] = frozenset()
-    """Names of tensors in its files that are not read, such as masks."""
-
-    def names(self, num_layers: int) -> set[str]:
-        """Return all names in a GPT with this number of blocks."""
-        names = [name for row in self.rows for name in row.ours]
-        return {name.format(block) for name in names for block in _blocks(name, num_layers)}
-
-    def skips(self, name: str) -> bool:
-        """Whether a tensor of the other program is not read."""
-        return re.sub(r"(?<=\.)\d+(?=\.)", "{}", name, count=1) in self.skipped
+HEADS = ("token_embedding.weight", "head.weight")
+"""The tensors of a GPT with a row for each token; a tied head is not stored."""
+Table = tuple[Row, ...]
+"""All tensors of another program's GPT-2."""
+# Tensors in the files of other programs that are not read: masks, and a head. An untied head is in the rows.
+_SKIPPED = re.compile(r".*\.(att\.mask|attn\.(masked_)?bias)|(lm_|out_)?head\.weight")
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -108,19 +107,19 @@ def to_gpt(config: GPTConfig, state: Weights, table: Table, *, zero_biases: bool
     """
     weights: Weights = {}
     left = dict(state)
-    for expected in _expected(config, table):
-        name = expected.name
+    for row, expected in _expected(config, table):
+        name = row.theirs
         if zero_biases and name.endswith(".bias"):
-            left.setdefault(name, torch.zeros(expected.shape))
+            left.setdefault(name, torch.zeros(expected))
         if name not in left:
-            raise InputError(f"the weights lack {name} of shape {expected.shape}")
+            raise InputError(f"the weights lack {name} of shape {expected}")
         tensor = left.pop(name)
-        if tuple(tensor.shape) != expected.shape or not tensor.is_floating_point():
-            shape = tuple(tensor.shape)
-            raise InputError(f"{name} has shape {shape}, expected {expected.shape} in floating point")
-        parts = (tensor.T if expected.transposed else tensor).chunk(len(expected.ours))
-        weights.update(zip(expected.ours, parts, strict=True))
-    if unknown := sorted(name for name in left if not table.skips(name)):
+        shape = tuple(tensor.shape)
+        if shape != expected or not tensor.is_floating_point():
+            raise InputError(f"{name} has shape {shape}, expected {expected} in floating point")
+        parts = (tensor.T if row.transposed else tensor).chunk(len(row.ours))
+        weights.update(zip(row.ours, parts, strict=True))
+    if unknown := sorted(name for name in left if not _SKIPPED.fullmatch(name)):
         shape = tuple(left[unknown[0]].shape)
         raise InputError(f"the weights hold {unknown[0]} of shape {shape}, which GPT-2 does not have")
     return weights
@@ -129,24 +128,22 @@ def to_gpt(config: GPTConfig, state: Weights, table: Table, *, zero_biases: bool
 def from_gpt(config: GPTConfig, weights: Weights, table: Table) -> Weights:
     """Convert a GPT's state dict to another program's, the opposite of `to_gpt`.
 
-    A combined bias of query, key and value is zeros where the GPT has none.
-
-    Raises the errors of `check_known`.
+    The weights have to pass `check_known`. A combined bias of query, key and value is zeros where the GPT has
+    none.
     """
-    check_known(config, weights, table)
     state: Weights = {}
-    for expected in _expected(replace(config, qkv_bias=True), table):
-        if expected.ours[0] in weights:
-            tensor = torch.cat([weights[name] for name in expected.ours])
-            state[expected.name] = (tensor.T if expected.transposed else tensor).contiguous()
-        elif len(expected.ours) > 1:
-            state[expected.name] = torch.zeros(expected.shape)
+    for row, shape in _expected(replace(config, qkv_bias=True), table):
+        if row.ours[0] in weights:
+            tensor = torch.cat([weights[name] for name in row.ours])
+            state[row.theirs] = (tensor.T if row.transposed else tensor).contiguous()
+        elif len(row.ours) > 1:
+            state[row.theirs] = torch.zeros(shape)
     return state
 
 
 def check_known(config: GPTConfig, weights: Weights, table: Table) -> None:
     """Raise InputError for a tensor that the other program lacks, or that it needs and the GPT lacks."""
-    known = table.names(config.num_layers)
+    known = {name for row in table for one in row.of_blocks(config.num_layers) for name in one.ours}
     optional = {"head.weight"} if config.tie_embeddings else set()
     if not config.qkv_bias:
         optional |= {name for name in known if name.endswith(("W_query.bias", "W_key.bias", "W_value.bias"))}
@@ -159,38 +156,15 @@ def check_known(config: GPTConfig, weights: Weights, table: Table) -> None:
 
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:
     """Check this project's own state dict, drop a tied head; raises the errors of `to_gpt`."""
-    rows = tuple(row(name, name) for name in shapes(config))
-    return to_gpt(config, weights, Table(rows, frozenset({"head.weight"})))
+    return to_gpt(config, weights, tuple(row(name, name) for name in shapes(config)))
 
 
-@dataclass(frozen=True)
-class _Expected:
-    """A tensor that another program's state dict must have: a row of the table, for one block."""
-
-    name: str
-    ours: tuple[str, ...]
-    shape: Shape
-    transposed: bool
-
-
-def _expected(config: GPTConfig, table: Table) -> Iterator[_Expected]:
-    """Yield each tensor that the other program's state dict must have for this configuration.
-
-    They are yielded one by one, because an untrusted configuration may ask for billions of blocks.
-    """
+def _expected(config: GPTConfig, table: Table) -> Iterator[tuple[Row, Shape]]:
+    """Yield the row and the shape of each tensor that the other program's state dict must have."""
     sizes = shapes(config)
-    for row in table.rows:
-        if row.ours[0] not in sizes:
-            continue
-        first, *others = sizes[row.ours[0]]
-        shape = (len(row.ours) * first, *others)
-        if row.transposed:
-            shape = shape[::-1]
-        for block in _blocks(row.theirs, config.num_layers):
-            ours = tuple(name.format(block) for name in row.ours)
-            yield _Expected(row.theirs.format(block), ours, shape, row.transposed)
-
-
-def _blocks(name: str, num_layers: int) -> range:
-    """Return the numbers that `{}` in a name stands for; one, which is not used, for a name without `{}`."""
-    return range(num_layers if "{}" in name else 1)
+    for row in table:
+        if row.ours[0] in sizes:
+            first, *others = sizes[row.ours[0]]
+            shape = (len(row.ours) * first, *others)
+            for one in row.of_blocks(config.num_layers):
+                yield one, shape[::-1] if row.transposed else shape
