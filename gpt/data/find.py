@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from gpt.data import builtin
 from gpt.data.corpus import Corpus
-from gpt.data.encoding import binary_error, is_binary
 from gpt.data.folders import find_files, is_pattern, special_kind
 from gpt.data.formats import has_file_ending
+from gpt.data.options import DEFAULT_READING, Reading
 from gpt.data.read_errors import network_errors_named
-from gpt.data.reading import DEFAULT_READING, Reading
+from gpt.data.text_file import binary_error, is_binary
 from gpt.errors import InputError, did_you_mean
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
 from gpt.plain import JsonObject, build, is_hub_name, parse_yaml, shown

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from gpt.data.corpus import Corpus
 from gpt.data.find import find_corpus
+from gpt.data.options import DEFAULT_READING, Reading
 from gpt.data.prepared import META, Prepared, is_prepared
-from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import Divided, divide_corpus
 from gpt.data.token_files import write_token_files
 from gpt.errors import InputError

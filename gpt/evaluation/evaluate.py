@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt.data.options import Reading
 from gpt.data.prepare import check_reading, prepare_named, prepare_text
 from gpt.data.prepared import Prepared, is_prepared
-from gpt.data.reading import Reading
 from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.choices import score_choices

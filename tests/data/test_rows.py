@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import documents, memory_limit, write, write_rows
 
-from gpt.data.encoding import CHUNK_BYTES
 from gpt.data.find import find_corpus
 from gpt.data.json_array import array_rows
 from gpt.data.rows import read_rows
+from gpt.data.text_file import CHUNK_BYTES
 from gpt.errors import InputError
 
 TEXTS = ['a, "b" ]', "caf\u00e9 [ {", "new\nline \\ ", "\U0001f600" * 3]

@@ -13,9 +13,9 @@ from corpora import write, write_rows, write_texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.data.encoding import CHUNK_BYTES
 from gpt.data.find import find_corpus
 from gpt.data.split import SPLITS, Divided, divide_corpus, held_out_bytes
+from gpt.data.text_file import CHUNK_BYTES
 
 WORDS = [f"word{number * number % 7919}" for number in range(4000)]
 
@@ -126,7 +126,7 @@ def test_nothing_is_lost(tmp_path, rows, fraction):
 @pytest.fixture
 def small(monkeypatch):
     """A text of 300 KB counts as a large one."""
-    for module in ("encoding", "text_file", "corpus", "rows"):
+    for module in ("text_file", "corpus", "rows"):
         monkeypatch.setattr(f"gpt.data.{module}.CHUNK_BYTES", 4000)
     monkeypatch.setattr("gpt.data.split.SAMPLE_BYTES", 300_000)
 
