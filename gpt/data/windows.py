@@ -325,10 +325,10 @@ class EvalWindows:
     isolate: bool = False
 
     def __post_init__(self) -> None:
-        self._starts, self._lengths = each_token_once(self.stream, self.context_length)
+        self._spans = each_token_once(self.stream, self.context_length)
 
     def __len__(self) -> int:
-        return math.ceil(len(self._starts) / (self.batch_size * self.world_size))
+        return math.ceil(len(self._spans[0]) / (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in range(len(self)):
@@ -336,10 +336,7 @@ class EvalWindows:
 
     def __getitem__(self, batch: int) -> Batch:
         first = _first_place(batch, self.batch_size, self.rank, self.world_size)
-        spans = self._padded(self._starts, first), self._padded(self._lengths, first)
+        starts, lengths = (values[first : first + self.batch_size] for values in self._spans)
+        padding = (0, self.batch_size - len(starts))
+        spans = np.pad(starts, padding), np.pad(lengths, padding)
         return make_batch(self.stream, spans, self.context_length, self.isolate)
-
-    def _padded(self, values: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-        """Return the values of the windows in the batch that begins at `first`, (B,), or 0 for padding."""
-        batch = values[first : first + self.batch_size]
-        return np.pad(batch, (0, self.batch_size - len(batch)))
