@@ -90,6 +90,10 @@ WITH_SYSTEM = [
     {"from": "user", "value": ASKED},
     {"from": "assistant", "value": ANSWER},
 ]
+SENT = [
+    {"role": role, "content": [{"type": "text", "text": part} for part in parts]}
+    for role, *parts in (("developer", "Be ", "kind."), ("user", ASKED), ("assistant", ANSWER))
+]
 EXAMPLES = {
     "Alpaca with input": (
         {"instruction": ASKED, "input": "The input.", "output": ANSWER},
@@ -101,6 +105,7 @@ EXAMPLES = {
     "ShareGPT": ({"id": "x", "conversations": CHAT}, EXAMPLE, "ShareGPT: column conversations is a conv"),
     "ShareGPT with other names": ({"conversations": WITH_SYSTEM}, f"Be kind.\n\n{EXAMPLE}", "ShareGPT"),
     "messages": ({"messages": OPENAI}, EXAMPLE, "messages: column messages is a conversation"),
+    "as sent to servers": ({"messages": SENT}, f"Be kind.\n\n{EXAMPLE}", "messages"),
     "prompts": ({"prompt": ASKED, "completion": ANSWER}, EXAMPLE, "pairs: prompt is the prompt, completion"),
     "questions": ({"question": ASKED, "answer": ANSWER}, EXAMPLE, "pairs: question is the prompt, answer"),
     "queries": ({"query": ASKED, "response": ANSWER}, EXAMPLE, "pairs: query is the prompt, response"),
@@ -192,9 +197,15 @@ def test_a_column_may_have_commas_in_its_name(tmp_path, name):
     assert documents(path, text_column=column) == ["x"]
 
 
-@pytest.mark.parametrize("row", [{"text": ""}, {"text": None}, {"prompt": ASKED, "completion": " "}])
-def test_empty_rows_are_left_out_and_counted(tmp_path, capsys, row):
-    whole = dict.fromkeys(row, "x")
+EMPTY = {"text": ["", None], "completion": ["", " ", None], "messages": [[], None, ""]}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(column, value) for column in EMPTY for value in EMPTY[column]]
+)
+def test_empty_rows_are_left_out_and_counted(tmp_path, capsys, column, value):
+    whole = {"text": {"text": "x"}, "completion": PAIR, "messages": {"messages": OPENAI}}[column]
+    row = whole | {column: value}
     path = write_rows(tmp_path / "a.jsonl", [whole, row, whole, row])
     assert len(documents(path)) == 2
     assert f"{path}: left out 2 rows without text or without a completion" in capsys.readouterr().err
