@@ -125,16 +125,12 @@ class Packed:
         kept = scored_tokens > 0
         self._starts = starts[kept]  # (N,)
         self._lengths = lengths[kept]  # (N,)
-        self._scored_tokens = scored_tokens[kept]  # (N,)
+        self.scored_tokens = scored_tokens[kept]  # (N,), in each window
         self.count = len(self._starts)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Return the spans of the windows with these numbers. They are the same in every epoch."""
         return self._starts[windows], self._lengths[windows]
-
-    def scored_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of scored tokens in each of the windows with these numbers."""
-        return self._scored_tokens[windows]
 
 
 def pack(document_starts: NDArray[np.int64], tokens: int, context_length: int) -> NDArray[np.int64]:
@@ -285,7 +281,7 @@ class TrainWindows:
         places = first[:, None] + np.arange(self.world_size * self.batch_size)
         scored = np.empty_like(places)
         for _, here, windows in self._windows_at(places):
-            scored[here] = self.windows.scored_tokens(windows)
+            scored[here] = self.windows.scored_tokens[windows]
         return scored.reshape(len(batches), self.world_size, self.batch_size).sum(axis=2)
 
     def _windows_at(
