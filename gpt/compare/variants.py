@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from gpt.data.reading import Reading
+from gpt.data.options import Reading
 from gpt.errors import InputError
 from gpt.plain import shown
 

@@ -29,11 +29,6 @@ class Selection:
     share: float = 1.0
     """The share of the rows of these chunks, or of the pieces of a text, that is taken."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing of the file is read."""
-        return self.chunks == []
-
 
 def total_bytes(sizes: Sequence[Sequence[int]]) -> int | None:
     """Add the sizes, in bytes, of the chunks of all files; None if a file has no chunks."""
@@ -44,27 +39,22 @@ def choose_chunks(sizes: Sequence[Sequence[int]], most_bytes: int | None) -> lis
     """Choose what to read of each file, given the bytes of its chunks, for about `most_bytes` in all.
 
     If the size of one file is unknown (it has no chunks), all files are read in order.
-    """
-    total = total_bytes(sizes)
-    if most_bytes is None or total is None or most_bytes >= total:
-        return [Selection()] * len(sizes)
-    return _spread_over_chunks([len(chunks) for chunks in sizes], most_bytes / total)
-
-
-def _spread_over_chunks(counts: Sequence[int], share: float) -> list[Selection]:
-    """Take a share of all files, which have these numbers of chunks.
 
     At least `_FEWEST_CHUNKS` chunks are read. Where these are more than the share, only a share of what they
     hold is taken. For example, a tenth of 400 chunks is 40 chunks. A tenth of 40 chunks would be 4, so 8
     chunks are read and half of each is taken. If there are 5 chunks, a tenth of each is taken.
     """
-    share_of_chunks = min(1.0, max(share, _FEWEST_CHUNKS / sum(counts)))
+    total = total_bytes(sizes)
+    if most_bytes is None or total is None or most_bytes >= total:
+        return [Selection()] * len(sizes)
+    share = most_bytes / total
+    share_of_chunks = min(1.0, max(share, _FEWEST_CHUNKS / sum(map(len, sizes))))
     selections = []
     before = 0  # chunks of the earlier files
-    for count in counts:
-        chosen = [chunk for chunk in range(count) if _is_taken(before + chunk, share_of_chunks)]
+    for chunks in sizes:
+        chosen = [chunk for chunk in range(len(chunks)) if _is_taken(before + chunk, share_of_chunks)]
         selections.append(Selection(chosen, share / share_of_chunks))
-        before += count
+        before += len(chunks)
     return selections
 
 

@@ -1,6 +1,6 @@
 """Choose the columns of a file of rows from which documents are made, by the option `text_column`."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,52 +51,41 @@ EXAMPLES = (
 """The forms of examples. Rows without a column `text` are read as the first whose columns they have."""
 
 
-@dataclass(frozen=True)
-class AskedColumns:
-    """The option `text_column`, parsed. Which columns it means depends on those that a file has: `choose`."""
+def choose_columns(name: str, option: str, present: Collection[str]) -> Columns | None:
+    """Return the columns to read of a file that has these, by the option `text_column`, and tell the user.
 
-    option: str
-    """The option as it was given. A column may have exactly this name, even with a comma in it."""
-    listed: Columns
-    """The columns that the option lists, separated by commas: one of texts, or those of a pair. If there are
-    more than three, only a column of the option's own name can be meant."""
-
-    @classmethod
-    def parse(cls, option: str) -> "AskedColumns":
-        """Parse the option."""
-        names = tuple(name.strip() for name in option.split(","))
-        return cls(option, Columns("pair" if len(names) > 1 else "text", names, "pairs"))
-
-    def choose(self, present: Sequence[str]) -> Columns | None:
-        """Return the columns to read of rows with these columns; None if the rows lack what is asked for."""
-        if self.option in present:
-            same_name = (known for known in EXAMPLES if known.names == (self.option,))
-            return next(same_name, Columns("text", (self.option,)))
-        if self.option == TEXT:
-            return next((known for known in EXAMPLES if known.are_in(present)), None)
-        is_known = len(self.listed.names) <= _MOST_COLUMNS and self.listed.are_in(present)
-        return self.listed if is_known else None
-
-    def not_in(self, present: Iterable[str]) -> InputError:
-        """Return the error for rows that have only these columns."""
-        has = ", ".join(present) or "nothing"
-        return InputError(
-            f"has no column {self.option!r}, it has {has}: choose one with --text_column, "
-            "PROMPT,COMPLETION or PROMPT,INPUT,COMPLETION (gpt fit: --data.text_column)"
-        )
-
-
-def tell_columns(name: str, columns: Columns, present: Collection[str]) -> None:
-    """Tell the user how the columns are read, unless they are plain text and nothing else is possible.
-
-    `present` are all columns of the file, or of its first row.
+    None if the file lacks what the option asks for. Nothing is told of plain text, unless the file has the
+    columns of examples too.
     """
-    if columns.names == (TEXT,):
-        examples = next((others for others in EXAMPLES if others.are_in(present)), None)
-        if examples is not None:
-            names = ",".join(column for column in examples.names if column in present)
-            notice_once(
-                f"{name}: column text is read, as plain text; --data.text_column {names} reads its examples"
-            )
-    elif columns.kind != "text":
+    columns = _meant(option, present)
+    examples = _examples_in(present)
+    if columns is not None and columns.kind != "text":
         notice_once(f"{name} is read as {columns}")
+    elif columns is not None and columns.names == (TEXT,) and examples is not None:
+        names = ",".join(column for column in examples.names if column in present)
+        what = f"column text is read, as plain text; --data.text_column {names} reads its examples"
+        notice_once(f"{name}: {what}")
+    return columns
+
+
+def _meant(option: str, present: Collection[str]) -> Columns | None:
+    if option in present:  # even if the name has a comma
+        same_name = (known for known in EXAMPLES if known.names == (option,))
+        return next(same_name, Columns("text", (option,)))
+    if option == TEXT:
+        return _examples_in(present)
+    names = tuple(name.strip() for name in option.split(","))
+    listed = Columns("pair" if len(names) > 1 else "text", names, "pairs")
+    return listed if len(names) <= _MOST_COLUMNS and listed.are_in(present) else None
+
+
+def _examples_in(present: Collection[str]) -> Columns | None:
+    return next((known for known in EXAMPLES if known.are_in(present)), None)
+
+
+def lacks_columns(option: str, present: Iterable[str]) -> InputError:
+    """Return the error for a file that has only these columns."""
+    return InputError(
+        f"has no column {option!r}, it has {', '.join(present) or 'nothing'}: choose one with --text_column, "
+        "PROMPT,COMPLETION or PROMPT,INPUT,COMPLETION (gpt fit: --data.text_column)"
+    )

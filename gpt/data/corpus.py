@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from gpt.data.chunks import Selection, choose_chunks, take_rows, take_text, total_bytes
-from gpt.data.columns import TEXT, AskedColumns, tell_columns
-from gpt.data.documents import Piece, Tolerance, cut, read_documents
-from gpt.data.encoding import CHUNK_BYTES, estimated_bytes
+from gpt.data.columns import TEXT, choose_columns, lacks_columns
+from gpt.data.documents import Piece, Tolerance, read_documents
 from gpt.data.formats import file_format
 from gpt.data.hub import HubDataSet
 from gpt.data.read_errors import errors_named
 from gpt.data.row import Row
 from gpt.data.rows import chunk_sizes, read_rows
-from gpt.data.text_file import read_text
+from gpt.data.text_file import CHUNK_BYTES, estimated_bytes, read_text
 from gpt.errors import InputError, check_least
 from gpt.plain import shown
 from gpt.progress import counted
@@ -69,11 +68,6 @@ class Corpus:
 
     def _for_files(self, values: Sequence[object]) -> str:
         return f"{counted(len(values), 'value')} for {counted(len(self.files), 'file')}"
-
-    @cached_property
-    def _asked_columns(self) -> AskedColumns:
-        """`text_column`, parsed here once for all files."""
-        return AskedColumns.parse(self.text_column)
 
     @property
     def _weight_of_each(self) -> tuple[float, ...]:
@@ -156,13 +150,13 @@ class Corpus:
         self, name: str, weight: float, selection: Selection, tolerance: Tolerance
     ) -> Iterator[Piece]:
         """Yield the pieces of one file: of the selected chunks, what its weight leaves."""
-        if selection.is_empty:
+        if selection.chunks == []:  # not even a file that can only be read in order
             return
         if file_format(name) == "text":
             yield from take_text(read_text(name, selection.chunks), weight * selection.share)
             return
         rows = take_rows(self._rows(name, selection.chunks), weight, selection.share)
-        yield from cut(read_documents(name, rows, self._asked_columns, self.template, tolerance))
+        yield from read_documents(name, rows, self.text_column, self.template, tolerance)
 
     def _rows(self, name: str, chunks: list[int] | None) -> Iterator[Row]:
         if name in self._data_sets:
@@ -175,10 +169,9 @@ class Corpus:
         Only here all columns of Parquet and of a data set are known, as the others are not read. Raises
         InputError if a needed one is not present.
         """
-        columns = self._asked_columns.choose(present)
+        columns = choose_columns(name, self.text_column, present)
         if columns is None:
-            raise self._asked_columns.not_in(present)
-        tell_columns(name, columns, present)
+            raise lacks_columns(self.text_column, present)
         return [column for column in columns.names if column in present]
 
 

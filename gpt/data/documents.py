@@ -1,12 +1,11 @@
 """Turn rows into documents, piece by piece: texts, examples with prompts and replies, conversations."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpt.data.columns import AskedColumns, Columns, tell_columns
+from gpt.data.columns import Columns, choose_columns, lacks_columns
 from gpt.data.row import Row
 from gpt.data.rows import position_of
 from gpt.errors import InputError
@@ -15,8 +14,7 @@ from gpt.progress import counted, notice_once
 from gpt.text.template import Part, Template, plain_message
 from gpt.text.tokenizer import split_at_words, whole_characters
 
-LONGEST_PIECE = 1 << 20  # characters
-
+_LONGEST_PIECE = 1 << 20  # characters
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 
 
@@ -28,7 +26,7 @@ class Piece(NamedTuple):
     scored: bool = True  # whether the model learns to write it
     split: str = ""  # `train` or `val`, see `gpt.data.split`
     ends: bool = False  # whether it is the last piece of a reply; a text ends where the next one begins
-    key: str = ""  # of the first piece of an example: see `Document.key`
+    key: str = ""  # of the first piece of an example: see `_Document.key`
 
     @property
     def begins_example(self) -> bool:
@@ -36,7 +34,7 @@ class Piece(NamedTuple):
         return self.first and not self.scored
 
 
-class Document(NamedTuple):
+class _Document(NamedTuple):
     """A text, which has one part, or an example, which has several."""
 
     parts: list[Part]
@@ -48,9 +46,9 @@ class Document(NamedTuple):
 class Tolerance:
     """A count of rows that cannot be used and are left out, and the most that may be."""
 
-    most: int = 0
-    skipped: int = field(default=0, init=False)
-    first: str = field(default="", init=False)
+    most: int
+    skipped: int = 0
+    first: str = ""
     """What is wrong with the first row that was left out."""
 
     def skip(self, name: str, row: Row, error: InputError) -> None:
@@ -75,28 +73,16 @@ class Tolerance:
             notice_once(f"left out {counted(self.skipped, 'bad row')}, the first: {self.first}")
 
 
-def cut(documents: Iterable[Document]) -> Iterator[Piece]:
-    """Cut documents into pieces of at most `LONGEST_PIECE` characters."""
-    for document in documents:
-        first = True
-        for part in document.parts:
-            texts = list(split_at_words(whole_characters(part.text), LONGEST_PIECE))
-            for number, text in enumerate(texts, start=1):
-                key = whole_characters(document.key) if first else ""
-                yield Piece(text, first, part.scored, ends=part.ends and number == len(texts), key=key)
-                first = False
-
-
 def read_documents(
-    name: str, rows: Iterable[Row], asked: AskedColumns, template: Template, tolerance: Tolerance
-) -> Iterator[Document]:
-    """Yield the documents in the rows of a file.
+    name: str, rows: Iterable[Row], text_column: str, template: Template, tolerance: Tolerance
+) -> Iterator[Piece]:
+    """Yield the documents in the rows of a file, in pieces of at most `_LONGEST_PIECE` characters.
 
     The first row with known columns decides which columns are read. Rows that lack them, and empty ones, are
     left out and counted. Raises InputError if no row has them, or if there are more bad rows than are
     tolerated.
     """
-    reader = _RowReader(name, asked, template)
+    reader = _RowReader(name, text_column, template)
     for row in rows:
         try:
             document = reader.read(row.value)
@@ -104,8 +90,18 @@ def read_documents(
             tolerance.skip(name, row, error)
             continue
         if document is not None:
-            yield document
+            yield from _cut(document)
     reader.end()
+
+
+def _cut(document: _Document) -> Iterator[Piece]:
+    first = True
+    for part in document.parts:
+        texts = list(split_at_words(whole_characters(part.text), _LONGEST_PIECE))
+        for number, text in enumerate(texts, start=1):
+            key = whole_characters(document.key) if first else ""
+            yield Piece(text, first, part.scored, ends=part.ends and number == len(texts), key=key)
+            first = False
 
 
 @dataclass
@@ -113,26 +109,28 @@ class _RowReader:
     """Turns the rows of one file into documents, and counts those that are left out."""
 
     file: str
-    asked: AskedColumns
+    text_column: str
     template: Template
-    columns: Columns | None = field(default=None, init=False)
+    columns: Columns | None = None
     """The columns of the file, once a row has known ones."""
-    empty: int = field(default=0, init=False)
-    lacking: "Counter[tuple[str, ...]]" = field(default_factory=Counter, init=False)
-    """The columns of the rows that lack the needed ones."""
+    empty: int = 0
+    lacking: int = 0
+    """The number of rows that lack the needed columns."""
+    first_lacking: tuple[str, ...] = ()
+    """The columns that the first of these has."""
 
-    def read(self, row: Json) -> Document | None:
+    def read(self, row: Json) -> _Document | None:
         """Return the document of a row; None if it is left out. Raises InputError for a bad row."""
         if isinstance(row, InputError):
             raise row
         if not isinstance(row, dict):
             raise InputError(f"expected an object, got {shown(row)}")
         if self.columns is None:
-            self.columns = self.asked.choose(list(row))
-            if self.columns is not None:
-                tell_columns(self.file, self.columns, row)
+            self.columns = choose_columns(self.file, self.text_column, row)
         if self.columns is None or not self.columns.are_in(row):
-            self.lacking[tuple(row)] += 1
+            if not self.lacking:
+                self.first_lacking = tuple(row)
+            self.lacking += 1
             return None
         document = _read_row(self.columns, row, self.template)
         if document is None:
@@ -146,16 +144,15 @@ class _RowReader:
             notice_once(f"{self.file}: left out {rows} without text or without a completion")
         if not self.lacking:
             return
-        first = next(iter(self.lacking))
         if self.columns is None:
-            raise self.asked.not_in(first)
-        rows = counted(self.lacking.total(), "row")
+            raise lacks_columns(self.text_column, self.first_lacking)
+        rows = counted(self.lacking, "row")
         needed = " or ".join(self.columns.needed)
-        has = ", ".join(first) or "nothing"
+        has = ", ".join(self.first_lacking) or "nothing"
         notice_once(f"{self.file}: left out {rows} without {needed}; the first has {has}")
 
 
-def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document | None:
+def _read_row(columns: Columns, row: JsonObject, template: Template) -> _Document | None:
     """Return the document in a row's columns.
 
     None if the row's text, its list of messages, or one of its completions is empty.
@@ -170,7 +167,7 @@ def _read_row(columns: Columns, row: JsonObject, template: Template) -> Document
         messages = _messages(value)
         return _example(messages, template) if messages else None
     text = _text(name, value)
-    return Document([Part(text, scored=True, ends=False)]) if text else None
+    return _Document([Part(text, scored=True, ends=False)]) if text else None
 
 
 def _text(name: str, value: object) -> str:
@@ -201,7 +198,7 @@ def _openai(message: JsonObject) -> JsonObject:
     return plain_message(message)
 
 
-def _example(messages: Json, template: Template) -> Document | None:
+def _example(messages: Json, template: Template) -> _Document | None:
     """Return the document of a conversation; None if a reply is empty, or none is scored.
 
     Raises InputError if the messages have another form, or do not end with a reply.
@@ -215,4 +212,4 @@ def _example(messages: Json, template: Template) -> Document | None:
     first_reply = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     is_asked = any(message["role"] == "user" and message["content"] for message in messages[:first_reply])
     # Examples with the same prompt stay together. Without a question the prompt says nothing of the example.
-    return Document(parts, key=parts[0].text if is_asked else "".join(part.text for part in parts))
+    return _Document(parts, key=parts[0].text if is_asked else "".join(part.text for part in parts))

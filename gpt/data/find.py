@@ -9,16 +9,15 @@ from urllib.parse import urlsplit
 
 from gpt.data import builtin
 from gpt.data.corpus import Corpus
-from gpt.data.encoding import binary_error, is_binary
 from gpt.data.folders import find_files, is_pattern, special_kind
 from gpt.data.formats import has_file_ending
+from gpt.data.options import DEFAULT_READING, Reading
 from gpt.data.read_errors import network_errors_named
-from gpt.data.reading import DEFAULT_READING, Reading
+from gpt.data.text_file import binary_error, is_binary
 from gpt.errors import InputError, did_you_mean
 from gpt.files import StrPath, atomic_write, cache_folder, file_sha256, shipped
-from gpt.plain import JsonObject, build, is_hub_name, parse_yaml, shown
+from gpt.plain import JsonObject, build_known, is_hub_name, parse_yaml, shown
 from gpt.progress import notice
-from gpt.text.template import DEFAULT_TEMPLATE
 
 _PROTOCOLS = ("https", "http", "s3", "gs", "hf")
 _LARGEST_FILE = 1 << 16  # bytes
@@ -98,26 +97,26 @@ def _read_corpus_file(path: Path) -> Corpus:
         content = parse_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("corpus"), dict):
             raise InputError("it needs a mapping under `corpus`")
-        corpus = build(Corpus, _all_fields(content["corpus"]))
+        corpus, _ = build_known(Corpus, _checked(content["corpus"]))
     except (ValueError, TypeError, OSError) as error:
         raise InputError(f"{path} is not a corpus file: {error}") from error
     return replace(corpus, files=tuple(_here_or_beside(path, name) for name in corpus.files))
 
 
-def _all_fields(recipe: JsonObject) -> JsonObject:
-    """Return all fields of a corpus, given those in a file; InputError for a key that no field has."""
-    defaults = {field.name: field.default for field in fields(Corpus) if field.name != "template"}
+def _checked(recipe: JsonObject) -> JsonObject:
+    """Return the keys of a corpus file, with tuples for its lists; InputError for one that no field has."""
+    known = [field.name for field in fields(Corpus) if field.name != "template"]
     for key in map(str, recipe):
-        if key not in defaults:
-            expected = did_you_mean(key, defaults, before=": ") or f": expected {', '.join(defaults)}"
+        if key not in known:
+            expected = did_you_mean(key, known, before=": ") or f": expected {', '.join(known)}"
             raise InputError(f"its corpus has no key {shown(key)}{expected}")
     if "files" not in recipe:
         raise InputError("it names no files")
-    lists = {}
+    checked = dict(recipe)
     for name in ("files", "sha256", "weights"):
         values = recipe.get(name, ())
-        lists[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
-    return {"template": DEFAULT_TEMPLATE, **defaults, **recipe, **lists}
+        checked[name] = (values,) if isinstance(values, str | int | float) else tuple(values)
+    return checked
 
 
 def _here_or_beside(corpus_file: Path, name: str) -> str:

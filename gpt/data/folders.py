@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from gpt.data.encoding import is_binary
 from gpt.data.formats import endings_of, file_format
+from gpt.data.text_file import is_binary
 from gpt.errors import InputError
 from gpt.progress import notice_once
 

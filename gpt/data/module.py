@@ -220,17 +220,16 @@ class TrainLoader:
         for _ in range(self.updates_per_epoch):
             weights = self._weights()
             for number in range(self.batches_per_update):
-                tensors = self.dataset[self._next]
-                weight = None if weights is None else weights[number]
+                batch = tuple(map(self._pinned, self.dataset[self._next]))
                 self._next += 1
-                if self._pin_memory:
-                    tensors = tuple(tensor.pin_memory() for tensor in tensors)
-                    weight = None if weight is None else weight.pin_memory()
-                if weight is None:
-                    yield tensors
+                if weights is None:
+                    yield batch
                 else:
-                    x, y, *documents = tensors
-                    yield WeightedBatch(x, y, documents[0] if documents else None, weight)
+                    x, y, *documents = batch
+                    yield WeightedBatch(x, y, documents[0] if documents else None, weights[number])
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if self._pin_memory else tensor
 
     def _weights(self) -> Tensor | None:
         """Return the weights of this process's batches in the next update, (batches_per_update,) float32.
@@ -242,7 +241,7 @@ class TrainLoader:
         scored = self.dataset.scored_tokens(np.arange(self._next, self._next + self.batches_per_update))
         if scored is None:
             return None
-        return torch.from_numpy(scored[:, self.dataset.rank] / scored.mean()).float()
+        return self._pinned(torch.from_numpy(scored[:, self.dataset.rank] / scored.mean()).float())
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of windows that all processes together have read."""

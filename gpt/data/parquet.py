@@ -47,16 +47,11 @@ def parquet_rows(name: str, chosen: Sequence[int] | None, choose: Choose) -> Ite
     ) as file:
         for group in range(len(groups)) if chosen is None else chosen:
             number = sum(before.num_rows for before in groups[:group])
-            rows = _rows_at_once(groups[group].num_rows, _size(chunks[group]))
-            for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
+            most = _BATCH_BYTES * groups[group].num_rows // max(1, _size(chunks[group]))
+            for batch in file.iter_batches(min(_BATCH, max(1, most)), row_groups=[group], columns=columns):
                 for value in arrow_rows(batch, columns):
                     number += 1
                     yield Row(number, value)
-
-
-def _rows_at_once(rows: int, size: int) -> int:
-    """Choose the number of rows that are read at once, given the rows of a group and their bytes."""
-    return min(_BATCH, max(1, _BATCH_BYTES * rows // max(1, size)))
 
 
 def _chosen(metadata: "FileMetaData", choose: Choose) -> list[str]:

@@ -1,40 +1,29 @@
 """`gpt prepare`: tokenize a corpus into files, once for the same text, tokenizer and options.
 
-The result is a prepared folder.
-
-| function | called for | what it does |
-| --- | --- | --- |
-| `prepare` | `gpt prepare`, and from Python | finds the tokenizer, and does `prepare_named` |
-| `check_reading` | options that a user gives | refuses those that cannot change a prepared folder |
-| `prepare_named` | a corpus by its name | finds its files; `_open_or_make` reads them, if it has to |
-| `open_prepared` | a prepared folder | opens it, and tells which options change nothing |
-| `prepare_text` | a text that a plan has divided or opened | hands it to `_open_or_make` |
-| `_open_or_make` | both of these | opens the folder whose key fits, or makes it with `_make_folder` |
-| `_make_folder` | a text without a folder | learns the vocabulary, if it has to be, and writes all files |
-
-`gpt.data.token_files` tokenizes.
+The result is a prepared folder. `gpt.data.token_files` tokenizes.
 """
 
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from gpt.data.corpus import Corpus
 from gpt.data.find import find_corpus
+from gpt.data.options import DEFAULT_READING, Reading
 from gpt.data.prepared import META, Prepared, is_prepared
-from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import Divided, divide_corpus
 from gpt.data.token_files import write_token_files
 from gpt.errors import InputError
-from gpt.files import cache_folder, locked, write_json
+from gpt.files import StrPath, cache_folder, locked, write_json
 from gpt.plain import as_dict
 from gpt.progress import notice, notice_once
 from gpt.text.template import DEFAULT_TEMPLATE, Template
 from gpt.text.tokenizer import Tokenizer
-from gpt.text.vocabulary import VocabularyToLearn, check_size_used, find_vocabulary, learn
+from gpt.text.vocabulary import Vocabulary, VocabularyToLearn, find_of_size, learn
 
 
 def prepare(
@@ -80,16 +69,11 @@ def prepare(
     check_reading(corpus, reading)
     if is_prepared(corpus) and (output is not None or template != DEFAULT_TEMPLATE):
         raise InputError(f"{corpus} is prepared already: to have it in another way, give the text itself")
-    check_size_used(vocabulary, vocab_size)
-    found = find_vocabulary(vocabulary, vocab_size or Tokenizer().n_vocab)
-    return prepare_named(corpus, found, reading, output).folder
+    return prepare_named(corpus, find_of_size(vocabulary, vocab_size), reading, output).folder
 
 
 def prepare_named(
-    corpus: str,
-    vocabulary: Tokenizer | VocabularyToLearn,
-    reading: Reading = DEFAULT_READING,
-    output: str | os.PathLike[str] | None = None,
+    corpus: str, vocabulary: Vocabulary, reading: Reading = DEFAULT_READING, output: StrPath | None = None
 ) -> Prepared:
     """Do as `prepare` does, for a tokenizer or a vocabulary to learn, and open the folder.
 
@@ -99,11 +83,26 @@ def prepare_named(
         return prepare_text(open_prepared(corpus, reading), vocabulary)
     source = find_corpus(corpus, reading)
     key = _key(source, source.stamps(), vocabulary, reading.val_fraction, reading.most_bytes)
-
-    def divide() -> Divided:
-        return divide_corpus(source, reading.val_fraction, reading.most_bytes)
-
+    divide = partial(divide_corpus, source, reading.val_fraction, reading.most_bytes)
     return _open_or_make(key, divide, vocabulary, output)
+
+
+def prepare_text(text: Divided | Prepared, vocabulary: Vocabulary) -> Prepared:
+    """Return the prepared folder of a text that was divided before, or prepared.
+
+    Raises InputError if it was prepared with another vocabulary.
+    """
+    if isinstance(text, Divided):
+        key = _key(text.source, text.stamps, vocabulary, text.val_fraction, text.most_bytes)
+        return _open_or_make(key, lambda: text, vocabulary)
+    own = text.tokenizer
+    if isinstance(vocabulary, Tokenizer) and own != vocabulary:
+        raise InputError(
+            f"{text.folder} was prepared with vocab_size {own.n_vocab}, not {vocabulary.n_vocab}, or with "
+            "another vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text "
+            "again"
+        )
+    return text
 
 
 def check_reading(corpus: str, typed: Reading) -> None:
@@ -128,22 +127,10 @@ def open_prepared(corpus: str, reading: Reading) -> Prepared:
     return Prepared(corpus)
 
 
-def prepare_text(text: Divided | Prepared, vocabulary: Tokenizer | VocabularyToLearn) -> Prepared:
-    """Return the prepared folder of a text that was divided before, or prepared.
-
-    Raises InputError if it was prepared with another vocabulary.
-    """
-    if isinstance(text, Prepared):
-        _check_vocabulary(text, vocabulary)
-        return text
-    key = _key(text.source, text.stamps, vocabulary, text.val_fraction, text.most_bytes)
-    return _open_or_make(key, lambda: text, vocabulary)
-
-
 def _key(
     source: Corpus,
     stamps: list[object],
-    vocabulary: Tokenizer | VocabularyToLearn,
+    vocabulary: Vocabulary,
     val_fraction: float | None,
     most_bytes: int | None,
 ) -> str:
@@ -157,23 +144,25 @@ def _key(
 
 
 def _open_or_make(
-    key: str,
-    divide: Callable[[], Divided],
-    vocabulary: Tokenizer | VocabularyToLearn,
-    output: str | os.PathLike[str] | None = None,
+    key: str, divide: Callable[[], Divided], vocabulary: Vocabulary, output: StrPath | None = None
 ) -> Prepared:
-    """Open the folder with this key. If there is none, divide the text and make it.
+    """Open the folder with this key: `output`, or else one in the cache. Where there is none, make it.
 
-    It is `output`, or else one in the cache.
+    One process makes it while the others wait, if the file system has locks. A damaged folder in the cache is
+    made again.
     """
     folder = cache_folder() / key if output is None else Path(output)
     _check_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _one_process_at_a_time(_hidden_neighbour(folder, "lock")):
-        existing = _open_existing(folder, key)
-        if existing is not None:
-            return existing
-        if output is None:  # a damaged folder in the cache is made again
+    with locked(_hidden_neighbour(folder, "lock"), wait=True) as has_locks:
+        if not has_locks:
+            where = folder.parent
+            notice(f"the file system of {where} has no locks: prepare this text in one process at a time")
+        with suppress(InputError):  # it is not prepared, or damaged
+            prepared = Prepared(folder)
+            if prepared.meta.key == key:
+                return prepared
+        if output is None:
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.is_dir() and any(folder.iterdir()):
             raise InputError(
@@ -183,7 +172,15 @@ def _open_or_make(
     return Prepared(folder)
 
 
-def _make_folder(folder: Path, key: str, divided: Divided, vocabulary: Tokenizer | VocabularyToLearn) -> None:
+def _check_output(folder: Path) -> None:
+    """Raise InputError if a folder cannot be made at this path: before the text is read, not after."""
+    is_file = os.path.lexists(folder) and not folder.is_dir()
+    is_empty_link = folder.is_symlink() and folder.is_dir() and not any(folder.iterdir())
+    if not folder.name or is_file or is_empty_link:
+        raise InputError(f"cannot write {folder}: expected the name of a new or an empty folder")
+
+
+def _make_folder(folder: Path, key: str, divided: Divided, vocabulary: Vocabulary) -> None:
     """Learn the vocabulary, if it has to be, and write the folder. It is renamed when it is complete."""
     tokenizer = vocabulary
     if isinstance(tokenizer, VocabularyToLearn):
@@ -201,51 +198,9 @@ def _make_folder(folder: Path, key: str, divided: Divided, vocabulary: Tokenizer
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _check_output(folder: Path) -> None:
-    """Raise InputError if a folder cannot be made at this path: before the text is read, not after."""
-    is_file = os.path.lexists(folder) and not folder.is_dir()
-    is_empty_link = folder.is_symlink() and folder.is_dir() and not any(folder.iterdir())
-    if not folder.name or is_file or is_empty_link:
-        raise InputError(f"cannot write {folder}: expected the name of a new or an empty folder")
-
-
-def _open_existing(folder: Path, key: str) -> Prepared | None:
-    """Open a folder; None if it is not prepared with this key, or is damaged."""
-    with suppress(InputError):
-        prepared = Prepared(folder)
-        if prepared.meta.key == key:
-            return prepared
-    return None
-
-
-def _check_vocabulary(prepared: Prepared, wanted: Tokenizer | VocabularyToLearn) -> None:
-    """Raise InputError if the tokenizer of a prepared folder is not the one that is wanted."""
-    own = prepared.tokenizer
-    if not isinstance(wanted, VocabularyToLearn) and own != wanted:
-        raise InputError(
-            f"{prepared.folder} was prepared with vocab_size {own.n_vocab}, not {wanted.n_vocab}, or with "
-            "another vocabulary: take the vocabulary learn, which takes it as it is, or prepare the text "
-            "again"
-        )
-
-
 def _hidden_neighbour(folder: Path, ending: str) -> Path:
     """Return a hidden path beside the folder. A name that would be too long is replaced by its hash."""
     name = folder.name
     if len(os.fsencode(name)) > 200:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     return folder.with_name(f".{name}.{ending}")
-
-
-@contextmanager
-def _one_process_at_a_time(lock_file: Path) -> Iterator[None]:
-    """Hold the lock during the block, after waiting until no other process holds it.
-
-    The lock ends with the process. Where the file system has no locks, a notice asks the user to prepare
-    a text in one process at a time.
-    """
-    with locked(lock_file, wait=True) as has_locks:
-        if not has_locks:
-            where = lock_file.parent
-            notice(f"the file system of {where} has no locks: prepare this text in one process at a time")
-        yield

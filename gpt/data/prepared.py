@@ -54,7 +54,17 @@ class Stream:
         The token before the first one of the split is `<|endoftext|>`. Past the last one, rows are zero.
         Raises InputError for an id that the vocabulary does not have.
         """
-        return self.checked(self._rows(starts, length))
+        tokens = self.tokens
+        slices = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
+        if all(len(part) == length + 1 for part in slices):
+            return self.checked(np.concatenate(slices).reshape(-1, length + 1))
+        rows = np.zeros((len(starts), length + 1), self.dtype)
+        for row, part, start in zip(rows, slices, starts, strict=True):
+            if start == 0:
+                row[0] = self.eot
+                row = row[1:]
+            row[: len(part)] = part
+        return self.checked(rows)
 
     def checked(self, stored: Stored) -> Stored:
         """Return some of the stored tokens; InputError for an id that the vocabulary does not have.
@@ -64,20 +74,6 @@ class Stream:
         if (largest := largest_id(stored)) > self.eot:
             raise InputError(f"{self.path} has the token {largest}, its vocabulary only {self.eot + 1}")
         return stored
-
-    def _rows(self, starts: NDArray[np.int64], length: int) -> Stored:
-        tokens = self.tokens
-        slices = [tokens[max(start - 1, 0) : start + length] for start in starts.tolist()]
-        if all(len(part) == length + 1 for part in slices):
-            return np.concatenate(slices).reshape(-1, length + 1)
-        rows = np.zeros((len(starts), length + 1), self.dtype)
-        for row, part, start in zip(rows, slices, starts, strict=True):
-            if start == 0:
-                row[0] = self.eot
-                row[1 : 1 + len(part)] = part
-            else:
-                row[: len(part)] = part
-        return rows
 
 
 @dataclass(kw_only=True)
@@ -216,8 +212,6 @@ class Prepared:
 
     def check_examples(self, context_length: int) -> None:
         """Warn if examples are longer than a window."""
-        if self.template is None:
-            return
         lengths = self.example_lengths()
         if cut := int((lengths > context_length).sum()):
             notice(

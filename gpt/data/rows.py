@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from gpt.data import builtin
-from gpt.data.encoding import CHUNK_BYTES, head_of, is_compressed, opened
 from gpt.data.formats import ending_of, file_format
 from gpt.data.json_array import array_rows
 from gpt.data.parquet import group_sizes, parquet_rows
 from gpt.data.read_errors import errors_named
 from gpt.data.row import LONGEST_VALUE, Choose, Row, check_named_once
-from gpt.data.text_file import Chunk, read_text
+from gpt.data.text_file import CHUNK_BYTES, Chunk, head_of, is_compressed, opened, read_text
 from gpt.errors import InputError
 from gpt.plain import Json
 

@@ -7,6 +7,7 @@ that are held out by default, or 1 KB if that is more. So some twenty units or m
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -210,45 +211,26 @@ def _read_what_fits(source: Corpus, most_bytes: int | None) -> _Read:
     | less than the files have | no | None | `most_bytes` | `most_bytes` |
     | none, or no less than the files have | the files do not | None | of the files | None |
     | the same | only the text does not | None | of what fitted, so too small | `most_bytes` |
+
+    The size of compressed files and of data sets of the hub is unknown before their end. It is estimated if
+    reading stops before that, which it does only a little after the limit.
     """
+    most = sys.maxsize if most_bytes is None else most_bytes
     total = source.size()
-    if total is None:
-        return _read_without_size(source, most_bytes)
-    limit = None if most_bytes is None or most_bytes >= total else most_bytes
-    size = total if limit is None else limit
-    if size > SAMPLE_BYTES:
-        return _Read(None, size, limit)
-    pieces, read = _read_beginning(source, most_bytes)
+    if total is not None and min(total, most) > SAMPLE_BYTES:
+        return _Read(None, min(total, most), most_bytes if most < total else None)
+    pieces = list(source.pieces(min(SAMPLE_BYTES, most)))
+    read = sum(len(piece.text.encode()) for piece in pieces)
+    if total is None and read >= SAMPLE_BYTES and most > SAMPLE_BYTES:
+        documents = sum(piece.first for piece in pieces)
+        total = max(read, source.estimated_size(read, documents))
+        return _Read(None, min(total, most), most_bytes if most < total else None)
     # Files can have more text than their size says. Parquet stores a repeated text once, and a template adds
     # to each example.
-    if most_bytes is not None and read > most_bytes:
-        limit = most_bytes
-    is_all_asked_for = most_bytes is not None and most_bytes <= SAMPLE_BYTES
-    if is_all_asked_for or read <= SAMPLE_BYTES:
-        return _Read(pieces, read, limit)
-    return _Read(None, read, most_bytes)
-
-
-def _read_without_size(source: Corpus, most_bytes: int | None) -> _Read:
-    """Do the same for compressed files and data sets of the hub, whose size is unknown before their end."""
-    pieces, read = _read_beginning(source, most_bytes)
-    # Reading that does not come to the end of the text stops only a little after the limit.
-    if read < SAMPLE_BYTES and (most_bytes is None or read < most_bytes):
-        return _Read(pieces, read, limit=None)
-    if most_bytes is not None and most_bytes <= SAMPLE_BYTES:
-        return _Read(pieces, read, limit=most_bytes)
-    documents = sum(piece.first for piece in pieces)
-    total = max(read, source.estimated_size(read, documents))
-    if most_bytes is None or most_bytes >= total:
-        return _Read(None, total, limit=None)
-    return _Read(None, most_bytes, limit=most_bytes)
-
-
-def _read_beginning(source: Corpus, most_bytes: int | None) -> tuple[list[Piece], int]:
-    """Read at most `SAMPLE_BYTES` and `most_bytes`, approximately. Return the pieces and their bytes."""
-    most = SAMPLE_BYTES if most_bytes is None else min(SAMPLE_BYTES, most_bytes)
-    pieces = list(source.pieces(most))
-    return pieces, sum(len(piece.text.encode()) for piece in pieces)
+    if min(read, most) > SAMPLE_BYTES:
+        return _Read(None, read, most_bytes)
+    has_more = read >= most if total is None else most < total or read > most
+    return _Read(pieces, read, most_bytes if has_more else None)
 
 
 def divide(pieces: Iterable[Piece], rule: Rule) -> Iterator[Piece]:

@@ -86,9 +86,7 @@ class _SplitWriter:
         self.counts.bytes += size
         if piece.scored:
             self.counts.scored_bytes += size
-        self._write(ids, piece.scored)
-        if piece.ends:
-            self._write(self._end_of_text, piece.scored)
+        self._write(np.append(ids, np.uint32(self.eot)) if piece.ends else ids, piece.scored)
         self.lacks_end = piece.scored and not piece.ends
 
     def finish(self) -> None:
@@ -99,12 +97,8 @@ class _SplitWriter:
     def _end_text(self) -> None:
         """Write `<|endoftext|>` if it must still follow a text, whose end only the next piece tells."""
         if self.lacks_end:
-            self._write(self._end_of_text, scored=True)
+            self._write(np.array([self.eot], np.uint32), scored=True)
             self.lacks_end = False
-
-    @property
-    def _end_of_text(self) -> NDArray[np.uint32]:
-        return np.array([self.eot], np.uint32)
 
     def _write(self, ids: NDArray[np.uint32], scored: bool) -> None:
         stored = ids if scored else as_unscored(ids)

@@ -125,16 +125,12 @@ class Packed:
         kept = scored_tokens > 0
         self._starts = starts[kept]  # (N,)
         self._lengths = lengths[kept]  # (N,)
-        self._scored_tokens = scored_tokens[kept]  # (N,)
+        self.scored_tokens = scored_tokens[kept]  # (N,), in each window
         self.count = len(self._starts)
 
     def spans(self, windows: NDArray[np.int64], epoch: int) -> Spans:
         """Return the spans of the windows with these numbers. They are the same in every epoch."""
         return self._starts[windows], self._lengths[windows]
-
-    def scored_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of scored tokens in each of the windows with these numbers."""
-        return self._scored_tokens[windows]
 
 
 def pack(document_starts: NDArray[np.int64], tokens: int, context_length: int) -> NDArray[np.int64]:
@@ -285,7 +281,7 @@ class TrainWindows:
         places = first[:, None] + np.arange(self.world_size * self.batch_size)
         scored = np.empty_like(places)
         for _, here, windows in self._windows_at(places):
-            scored[here] = self.windows.scored_tokens(windows)
+            scored[here] = self.windows.scored_tokens[windows]
         return scored.reshape(len(batches), self.world_size, self.batch_size).sum(axis=2)
 
     def _windows_at(
@@ -325,10 +321,10 @@ class EvalWindows:
     isolate: bool = False
 
     def __post_init__(self) -> None:
-        self._starts, self._lengths = each_token_once(self.stream, self.context_length)
+        self._spans = each_token_once(self.stream, self.context_length)
 
     def __len__(self) -> int:
-        return math.ceil(len(self._starts) / (self.batch_size * self.world_size))
+        return math.ceil(len(self._spans[0]) / (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in range(len(self)):
@@ -336,10 +332,7 @@ class EvalWindows:
 
     def __getitem__(self, batch: int) -> Batch:
         first = _first_place(batch, self.batch_size, self.rank, self.world_size)
-        spans = self._padded(self._starts, first), self._padded(self._lengths, first)
+        starts, lengths = (values[first : first + self.batch_size] for values in self._spans)
+        padding = (0, self.batch_size - len(starts))
+        spans = np.pad(starts, padding), np.pad(lengths, padding)
         return make_batch(self.stream, spans, self.context_length, self.isolate)
-
-    def _padded(self, values: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-        """Return the values of the windows in the batch that begins at `first`, (B,), or 0 for padding."""
-        batch = values[first : first + self.batch_size]
-        return np.pad(batch, (0, self.batch_size - len(batch)))

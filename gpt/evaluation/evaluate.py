@@ -5,9 +5,9 @@ import math
 from dataclasses import replace
 from typing import Literal
 
+from gpt.data.options import Reading
 from gpt.data.prepare import check_reading, prepare_named, prepare_text
 from gpt.data.prepared import Prepared, is_prepared
-from gpt.data.reading import Reading
 from gpt.data.split import Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.choices import score_choices

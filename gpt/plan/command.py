@@ -11,10 +11,9 @@ from gpt.command_line import check_options, with_first
 from gpt.cores import cores
 from gpt.data.corpus import Corpus
 from gpt.data.find import find_corpus
-from gpt.data.options import DataOptions
+from gpt.data.options import DataOptions, Reading
 from gpt.data.prepare import check_reading, open_prepared
 from gpt.data.prepared import Prepared, is_prepared
-from gpt.data.reading import Reading
 from gpt.data.split import LEARNED_BYTES, SPLITS, Divided, divide_corpus
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_sample

@@ -4,8 +4,8 @@ import os
 import time
 from dataclasses import replace
 
+from gpt.data.options import Reading
 from gpt.data.prepare import check_reading
-from gpt.data.reading import Reading
 from gpt.errors import InputError
 from gpt.plain import seconds_of
 from gpt.plan.command import KEPT, Planner

@@ -26,7 +26,7 @@ from gpt.text.table import END_OF_TEXT, LAST_WORD, WORDS, check_table, pack, rea
 if TYPE_CHECKING:
     import tiktoken
 
-_FULL_SIZE = 50257
+FULL_SIZE = 50257  # of GPT-2's table
 SMALLEST_SIZE = 257  # tokens: the 256 bytes and `<|endoftext|>`
 # Files store an id in 16 bits. A page stores it as a letter of 16 bits, and 2048 of these are surrogates.
 LARGEST_SIZE = (1 << 16) - (1 << 11)
@@ -39,6 +39,10 @@ _LAST_WORD = regex.compile(LAST_WORD)
 _LONGEST_WORD = 65  # characters at a text's end that are searched for its last word
 
 _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic on millions without a blank
+
+
+# What is computed from a table is kept for all tokenizers that have it: a run has several equal ones.
+_cached = lru_cache(maxsize=256)
 
 
 class Tokenizer:
@@ -57,15 +61,15 @@ class Tokenizer:
     def __init__(
         self,
         name: str = "gpt2",
-        vocab_size: int = _FULL_SIZE,
+        vocab_size: int = FULL_SIZE,
         table: Sequence[bytes] | None = None,
     ) -> None:
         if name != ("gpt2" if table is None else "own"):
             raise InputError(f"unknown tokenizer {name!r}, expected gpt2")
         if table is not None:
             check_size(len(table) + 1)
-        elif not SMALLEST_SIZE <= vocab_size <= _FULL_SIZE:
-            raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {_FULL_SIZE}, got {vocab_size}")
+        elif not SMALLEST_SIZE <= vocab_size <= FULL_SIZE:
+            raise InputError(f"vocab_size must be {SMALLEST_SIZE} to {FULL_SIZE}, got {vocab_size}")
         self.name = name
         self.tokens = list(_table()[: vocab_size - 1] if table is None else table)
         """The bytes of each token by id, without `<|endoftext|>`."""
@@ -122,11 +126,6 @@ class Tokenizer:
         """The id of `<|endoftext|>`."""
         return self.n_vocab - 1
 
-    @property
-    def encoding(self) -> "tiktoken.Encoding":
-        """The `tiktoken.Encoding` of this tokenizer."""
-        return _encoding(self)
-
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Return the ids of `text`. `<|endoftext|>` in it is plain text unless `allow_special`."""
         first, *others = text.split(END_OF_TEXT) if allow_special else [text]
@@ -153,54 +152,42 @@ class Tokenizer:
             raise InputError(f"token id {outside[0]} is outside the {self.n_vocab}-token vocabulary")
         return self.encoding.decode_bytes(ids)
 
-    def byte_lengths(self) -> NDArray[np.int64]:
-        """Return the number of bytes of each token, (n_vocab,). 0 for `<|endoftext|>`."""
-        return _byte_lengths(self)
+    @property
+    @_cached
+    def encoding(self) -> "tiktoken.Encoding":
+        """The `tiktoken.Encoding` of this tokenizer."""
+        import tiktoken
+
+        return tiktoken.Encoding(
+            name=f"{self.name}-{self.n_vocab}",
+            pat_str=WORDS,
+            mergeable_ranks=self.ranks,
+            special_tokens={END_OF_TEXT: self.eot},
+        )
 
     @property
+    @_cached
     def ranks(self) -> dict[bytes, int]:
         """The id of each token by its bytes, without `<|endoftext|>`."""
-        return _ranks(self)
+        return {token: rank for rank, token in enumerate(self.tokens)}
 
+    @_cached
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """Return the number of bytes of each token, (n_vocab,). 0 for `<|endoftext|>`."""
+        return np.array([*map(len, self.tokens), 0], dtype=np.int64)
+
+    @property
+    @_cached
+    def _sorted_tokens(self) -> list[bytes]:
+        return sorted(self.tokens)
+
+    @_cached
     def ids_beginning_with(self, beginning: bytes) -> tuple[int, ...]:
         """Return the ids of the tokens whose bytes begin with `beginning`, in order."""
-        return _ids_beginning_with(self, beginning)
-
-
-# What is computed from a table is kept here for all tokenizers that have it: a run has several equal ones.
-@lru_cache(maxsize=8)
-def _encoding(tokenizer: Tokenizer) -> "tiktoken.Encoding":
-    import tiktoken
-
-    return tiktoken.Encoding(
-        name=f"{tokenizer.name}-{tokenizer.n_vocab}",
-        pat_str=WORDS,
-        mergeable_ranks=tokenizer.ranks,
-        special_tokens={END_OF_TEXT: tokenizer.eot},
-    )
-
-
-@lru_cache(maxsize=8)
-def _ranks(tokenizer: Tokenizer) -> dict[bytes, int]:
-    return {token: rank for rank, token in enumerate(tokenizer.tokens)}
-
-
-@lru_cache(maxsize=8)
-def _byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    return np.array([*map(len, tokenizer.tokens), 0], dtype=np.int64)
-
-
-@lru_cache(maxsize=8)
-def _sorted_tokens(tokenizer: Tokenizer) -> list[bytes]:
-    return sorted(tokenizer.tokens)
-
-
-@lru_cache(maxsize=256)
-def _ids_beginning_with(tokenizer: Tokenizer, beginning: bytes) -> tuple[int, ...]:
-    tokens = _sorted_tokens(tokenizer)
-    following = tokens[bisect_left(tokens, beginning) :]
-    found = takewhile(lambda token: token.startswith(beginning), following)
-    return tuple(sorted(tokenizer.ranks[token] for token in found))
+        tokens = self._sorted_tokens
+        following = tokens[bisect_left(tokens, beginning) :]
+        found = takewhile(lambda token: token.startswith(beginning), following)
+        return tuple(sorted(self.ranks[token] for token in found))
 
 
 def last_word(text: str) -> str:

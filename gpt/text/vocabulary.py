@@ -4,10 +4,11 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from gpt.errors import InputError
 from gpt.text.table import byte_letters, unspell
-from gpt.text.tokenizer import Tokenizer, check_size, split_at_words
+from gpt.text.tokenizer import FULL_SIZE, Tokenizer, check_size, split_at_words
 
 _LONGEST_TOKEN = 128  # bytes, as in GPT-2's table
 _LONGEST_WORD = 256  # bytes; the time to learn grows with the square of a word's length
@@ -27,7 +28,10 @@ class VocabularyToLearn:
         check_size(self.n_vocab)
 
 
-def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | VocabularyToLearn:
+Vocabulary: TypeAlias = Tokenizer | VocabularyToLearn
+
+
+def find_vocabulary(name: str | None, vocab_size: int) -> Vocabulary:
     """Find the vocabulary that `name` means. Without a name, it is GPT-2's, cut to `vocab_size` tokens.
 
     Raises InputError if the name is unknown or the vocabulary cannot be used.
@@ -49,13 +53,22 @@ def find_vocabulary(name: str | None, vocab_size: int) -> Tokenizer | Vocabulary
     return Tokenizer.from_file(Path(name))
 
 
-def check_size_used(vocabulary: str | None, size: int | None) -> None:
+def find_of_size(name: str | None, typed_size: int | None) -> Vocabulary:
+    """Find the vocabulary that `name` means, with the size that is typed beside it; by default GPT-2's.
+
+    Raises InputError as `find_vocabulary` does, and if the vocabulary itself has another size.
+    """
+    found = find_vocabulary(name, FULL_SIZE if typed_size is None else typed_size)
+    if typed_size is not None and found.n_vocab != typed_size:
+        what = f"the vocabulary {name} has {found.n_vocab} tokens"
+        raise InputError(f"{what}: leave the vocab_size {typed_size} out")
+    return found
+
+
+def check_size_used(name: str | None, typed_size: int | None) -> None:
     """Raise InputError if a size is typed beside a vocabulary that has another one itself."""
-    if size is None or vocabulary in (None, "learn"):
-        return
-    own = find_vocabulary(vocabulary, size).n_vocab
-    if own != size:
-        raise InputError(f"the vocabulary {vocabulary} has {own} tokens: leave the vocab_size {size} out")
+    if typed_size is not None and name not in (None, "learn"):
+        find_of_size(name, typed_size)
 
 
 def learn(texts: list[str], wanted: VocabularyToLearn) -> Tokenizer:

@@ -15,7 +15,7 @@ import torch
 
 from gpt.data.find import find_corpus
 from gpt.data.module import TokenData
-from gpt.data.reading import Reading
+from gpt.data.options import Reading
 
 
 def write(path: Path, content: str | bytes) -> Path:

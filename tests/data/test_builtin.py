@@ -3,28 +3,20 @@
 import re
 from collections import Counter
 
-import pytest
 from corpora import write
 
 from gpt.data import builtin
 
 
-@pytest.fixture(scope="module")
-def documents():
-    return builtin.texts("builtin:python-docs")
-
-
-def test_python_docs_is_reference_prose(documents):
+def test_python_docs_is_reference_prose_and_repeats_only_short_paragraphs():
+    documents = builtin.texts("builtin:python-docs")
     assert 1.5e6 < sum(len(text.encode()) for text in documents) < 4e6
     assert len(documents) > 500
     everything = "\n\n".join(documents)
     assert "Assert statements are a convenient way" in everything  # from the reference
     assert "HTTP server classes." in everything  # from a docstring
-
-
-def test_only_short_paragraphs_of_python_docs_stand_twice(documents):
-    parts = [" ".join(part.split()) for text in documents for part in re.split(r"\n[ \t]*\n", text)]
-    repeated = [part for part, count in Counter(parts).items() if count > 1]
+    counts = Counter(" ".join(part.split()) for part in re.split(r"\n[ \t]*\n", everything))
+    repeated = [part for part, count in counts.items() if count > 1]
     assert repeated and max(map(len, repeated)) < 40
 
 

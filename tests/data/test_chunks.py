@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from corpora import documents, write, write_texts
 
-from gpt.data.encoding import CHUNK_BYTES
 from gpt.data.find import find_corpus
 from gpt.data.split import divide_corpus
+from gpt.data.text_file import CHUNK_BYTES
 
 
 @pytest.fixture

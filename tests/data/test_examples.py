@@ -7,7 +7,6 @@ import torch
 from corpora import joined, write_rows
 
 from gpt.cli import main
-from gpt.data.find import find_corpus
 from gpt.data.module import TokenData
 from gpt.data.prepare import prepare
 from gpt.data.prepared import Prepared
@@ -151,28 +150,18 @@ def kept_apart(rows: list[dict[str, object]], folder) -> tuple[int, int]:
     return counts["train"].documents, counts["val"].documents
 
 
+SYSTEM = {"from": "system", "value": "Be kind"}
 NO_QUESTION = {
-    "an empty prompt": lambda i: {"prompt": "", "completion": f"poem {i}"},
-    "a greeting first": lambda i: {"conversations": [{"from": "gpt", "value": f"Good day number {i}"}]},
-    "the system's words only": lambda i: {
-        "messages": [{"role": "system", "content": "Be kind"}, {"role": "assistant", "content": f"poem {i}"}]
-    },
+    "an empty prompt": lambda reply: {"prompt": "", "completion": reply},
+    "a greeting first": lambda reply: {"conversations": [{"from": "gpt", "value": reply}]},
+    "the system's words only": lambda reply: {"conversations": [SYSTEM, {"from": "gpt", "value": reply}]},
 }
 
 
-@pytest.mark.parametrize("row", NO_QUESTION.values(), ids=NO_QUESTION.keys())
+@pytest.mark.parametrize("row", NO_QUESTION.values(), ids=NO_QUESTION)
 def test_examples_without_a_question_are_divided(tmp_path, row):
-    train, val = kept_apart([row(i) for i in range(300)], tmp_path)
+    train, val = kept_apart([row(f"poem {i}") for i in range(300)], tmp_path)
     assert train + val == 300 and 40 <= val <= 60
-
-
-def test_a_prompt_of_many_examples_is_not_held_out(tmp_path):
-    """One prompt has 190 of 200 completions. Whatever its hash, a fifth is for others."""
-    for variant in range(12):
-        rows = [{"prompt": f"Say anything {variant}", "completion": f"word {i}"} for i in range(190)]
-        rows += [{"prompt": f"What is {i}?", "completion": f"word {i}"} for i in range(10)]
-        train, val = kept_apart(rows, tmp_path)
-        assert train >= 190 and 0 < val <= 10
 
 
 def test_one_prompt_for_all_examples_is_said(tmp_path, capsys):
@@ -181,57 +170,19 @@ def test_one_prompt_for_all_examples_is_said(tmp_path, capsys):
     assert "rows.jsonl: nothing is held out, as the text is a single document" in capsys.readouterr().err
 
 
-def test_a_reply_of_weight_zero_in_sharegpts_form_is_not_scored(tmp_path):
+def test_a_reply_of_weight_zero_is_read_and_not_scored(tmp_path):
+    """As in OpenAI's format, also in ShareGPT's. Its `<|endoftext|>` is not scored either."""
     chat = [
-        {"from": "human", "value": "Is it?"},
+        {"from": "human", "value": "Hi"},
         {"from": "gpt", "value": "No", "weight": 0},
+        {"from": "human", "value": "Again"},
         {"from": "gpt", "value": "Yes", "weight": 1},
     ]
-    path = write_rows(tmp_path / "a.jsonl", [{"conversations": chat}])
-    pieces = find_corpus(str(path)).pieces()
-    assert [(piece.text, piece.scored) for piece in pieces if piece.ends] == [("No", False), ("Yes", True)]
-
-
-def test_a_reply_of_weight_zero_is_read_and_not_scored(tmp_path):
-    """As in OpenAI's format. Its `<|endoftext|>` is not scored either."""
-    messages = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "No", "weight": 0},
-        {"role": "user", "content": "Again"},
-        {"role": "assistant", "content": "Yes", "weight": 1},
-    ]
-    prepared = data_of(write_rows(tmp_path / "a.jsonl", [{"messages": messages}]), val_fraction=0.0).prepared
-    unscored = [-1 - id_ for id_ in [*TOKENIZER.encode("No"), EOT]]
+    prepared = data_of(write_rows(tmp_path / "a.jsonl", [{"conversations": chat}]), val_fraction=0.0).prepared
     expected = [
-        *stored(("### Instruction:\nHi\n\n### Response:\n", False)),
-        *unscored,
+        *stored(("### Instruction:\nHi\n\n### Response:\n", False), ("No", False)),
+        ~EOT,
         *stored(("### Instruction:\nAgain\n\n### Response:\n", False), ("Yes", True)),
     ]
     assert prepared.stream("train").tokens.tolist() == expected
     assert prepared.counts["train"].scored_bytes == len("Yes")
-
-
-def test_messages_as_they_are_sent_to_servers(tmp_path):
-    """Content in parts, and the newer name of the system's role."""
-    plain = [
-        {"role": "system", "content": "Be kind"},
-        {"role": "user", "content": "Hi there"},
-        {"role": "assistant", "content": "Yes"},
-    ]
-    sent = [
-        {"role": "developer", "content": "Be kind"},
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": " there"}]},
-        {"role": "assistant", "content": "Yes"},
-    ]
-    tokens = []
-    for messages in (plain, sent):
-        path = write_rows(tmp_path / "a.jsonl", [{"messages": messages}])
-        tokens.append(data_of(path, val_fraction=0.0).prepared.stream("train").tokens.tolist())
-    assert tokens[0] == tokens[1]
-
-
-@pytest.mark.parametrize("empty", [[], None, ""])
-def test_an_empty_conversation_is_left_out_and_counted(tmp_path, capsys, empty):
-    rows = [{"messages": empty}, {"messages": messages_of(PAIRS[0])}]
-    assert kept_apart(rows, tmp_path) == (1, 0)
-    assert "left out 1 row without text or without a completion" in capsys.readouterr().err

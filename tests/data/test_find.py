@@ -33,10 +33,7 @@ LEADS_NOWHERE = {
     "no folder, which could be an owner on the hub": ("yours/novel.txt", "no corpus 'yours/novel.txt'"),
     "no name": ("", "no corpus ''"),
     "a pattern": ("*.csv", "no file matches"),
-    "a slip in a corpus file": (
-        "mine/slip.yaml",
-        "there is no builtin:docs, expected one of builtin:py",
-    ),
+    "a slip in a corpus file": ("mine/slip.yaml", "there is no builtin:docs, expected one of builtin:py"),
     "another protocol": ("reference://x", "expected a path, or a URL of https, http, s3, gs, hf$"),
 }
 
@@ -137,26 +134,23 @@ NO_CORPUS_FILES = {
     "too large": ("#" * 70_000, "more than 65,536 bytes"),
     "a list": ("- a", "needs a mapping"),
     "too deep": ("a: " + "[" * 10_000, "recursion"),
-    "an unknown name": ("corpus: {file: x}", "has no key 'file': did you mean files"),
-    "a template": (
-        "corpus: {files: a.txt, template: {user: x}}",
-        "has no key 'template': expected files, subset",
-    ),
-    "no files": ("corpus: {text_column: x}", "it names no files"),
     "not yaml": ("corpus: {files: [", "while parsing"),
-    "a number as a file": ("corpus: {files: [1, a.txt]}", "expected tuple"),
-    "no hash": ("corpus: {files: a.txt, sha256: abc}", "sha256 is 'abc', expected 64 hexadecimal digits"),
-    "more hashes than files": ("corpus: {files: a.txt, sha256: [a, b]}", "2 values for 1 file"),
-    "fewer weights": ("corpus: {files: [a.txt, b.txt], weights: 0.5}", "weights has 1 value for 2 files"),
-    "a weight above 1": ("corpus: {files: a.txt, weights: 2}", "weights has 2, expected .* at most 1"),
-    "a weight of 0": ("corpus: {files: a.txt, weights: 0}", "weights has 0, expected .* above 0"),
-    "a weight that is no number": (
-        "corpus: {files: a.txt, weights: .nan}",
-        "weights is .*nan.*expected .*finite",
-    ),
-    "a file twice": ("corpus: {files: [a.txt, a.txt], weights: [1, 0.5]}", "a file is named twice"),
-    "bad rows below none": ("corpus: {files: a.txt, skip_bad_rows: -1}", "skip_bad_rows must be at least 0"),
 }
+NO_CORPORA = {
+    "{file: x}": "has no key 'file': did you mean files",
+    "{files: a.txt, template: {user: x}}": "has no key 'template': expected files, subset",
+    "{text_column: x}": "it names no files",
+    "{files: [1, a.txt]}": "expected tuple",
+    "{files: a.txt, sha256: abc}": "sha256 is 'abc', expected 64 hexadecimal digits",
+    "{files: a.txt, sha256: [a, b]}": "2 values for 1 file",
+    "{files: [a.txt, b.txt], weights: 0.5}": "weights has 1 value for 2 files",
+    "{files: a.txt, weights: 2}": "weights has 2, expected .* at most 1",
+    "{files: a.txt, weights: 0}": "weights has 0, expected .* above 0",
+    "{files: a.txt, weights: .nan}": "weights is .*nan.*expected .*finite",
+    "{files: [a.txt, a.txt], weights: [1, 0.5]}": "a file is named twice",
+    "{files: a.txt, skip_bad_rows: -1}": "skip_bad_rows must be at least 0",
+}
+NO_CORPUS_FILES |= {text: (f"corpus: {text}", message) for text, message in NO_CORPORA.items()}
 
 
 @pytest.mark.parametrize(("text", "message"), NO_CORPUS_FILES.values(), ids=NO_CORPUS_FILES)

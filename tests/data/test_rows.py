@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import documents, memory_limit, write, write_rows
 
-from gpt.data.encoding import CHUNK_BYTES
 from gpt.data.find import find_corpus
 from gpt.data.json_array import array_rows
 from gpt.data.rows import read_rows
+from gpt.data.text_file import CHUNK_BYTES
 from gpt.errors import InputError
 
 TEXTS = ['a, "b" ]', "caf\u00e9 [ {", "new\nline \\ ", "\U0001f600" * 3]
@@ -90,6 +90,10 @@ WITH_SYSTEM = [
     {"from": "user", "value": ASKED},
     {"from": "assistant", "value": ANSWER},
 ]
+SENT = [
+    {"role": role, "content": [{"type": "text", "text": part} for part in parts]}
+    for role, *parts in (("developer", "Be ", "kind."), ("user", ASKED), ("assistant", ANSWER))
+]
 EXAMPLES = {
     "Alpaca with input": (
         {"instruction": ASKED, "input": "The input.", "output": ANSWER},
@@ -101,6 +105,7 @@ EXAMPLES = {
     "ShareGPT": ({"id": "x", "conversations": CHAT}, EXAMPLE, "ShareGPT: column conversations is a conv"),
     "ShareGPT with other names": ({"conversations": WITH_SYSTEM}, f"Be kind.\n\n{EXAMPLE}", "ShareGPT"),
     "messages": ({"messages": OPENAI}, EXAMPLE, "messages: column messages is a conversation"),
+    "as sent to servers": ({"messages": SENT}, f"Be kind.\n\n{EXAMPLE}", "messages"),
     "prompts": ({"prompt": ASKED, "completion": ANSWER}, EXAMPLE, "pairs: prompt is the prompt, completion"),
     "questions": ({"question": ASKED, "answer": ANSWER}, EXAMPLE, "pairs: question is the prompt, answer"),
     "queries": ({"query": ASKED, "response": ANSWER}, EXAMPLE, "pairs: query is the prompt, response"),
@@ -116,12 +121,23 @@ def test_examples_are_found_by_their_columns(tmp_path, capsys, name, row, expect
     assert f"gpt: {path} is read as {told}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
-def test_a_conversation_beside_a_text_is_read_if_its_column_is_named(tmp_path, capsys, name):
-    path = write_rows(tmp_path / name, [{"text": "plain", "conversations": CHAT}])
+BESIDE = {
+    "conversations": {"conversations": CHAT},
+    "instruction,output": {"instruction": ASKED, "output": ANSWER},
+}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+@pytest.mark.parametrize(("columns", "values"), BESIDE.items(), ids=BESIDE)
+def test_a_text_beside_examples_is_read_unless_their_columns_are_named(
+    tmp_path, capsys, name, columns, values
+):
+    path = write_rows(tmp_path / name, [{"text": "plain", "chat": OPENAI, **values}])
     assert documents(path) == ["plain"]
-    assert "--data.text_column conversations reads its examples" in capsys.readouterr().err
-    assert documents(path, text_column="conversations") == [EXAMPLE]
+    assert f"--data.text_column {columns} reads its examples" in capsys.readouterr().err
+    assert documents(path, text_column=columns) == [EXAMPLE]
+    if name != "a.csv":  # where a list is a text
+        assert documents(path, text_column="chat") == [EXAMPLE]
 
 
 def test_three_columns_by_name(tmp_path):
@@ -132,16 +148,6 @@ def test_three_columns_by_name(tmp_path):
         documents(path, text_column="task,context,reply,id")
     with pytest.raises(InputError, match="has no column 'task,context,answer', it has task, context, reply"):
         documents(path, text_column="task,context,answer")
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_text_beside_the_columns_of_examples_is_named(tmp_path, capsys, name):
-    row = {"instruction": ASKED, "output": ANSWER, "text": "plain", "chat": OPENAI}
-    path = write_rows(tmp_path / name, [row])
-    assert documents(path) == ["plain"]
-    assert "--data.text_column instruction,output reads its examples" in capsys.readouterr().err
-    for column in ("instruction,output", "chat"):
-        assert documents(path, text_column=column) == [EXAMPLE]
 
 
 def test_a_conversation_ends_with_a_reply(tmp_path):
@@ -192,9 +198,15 @@ def test_a_column_may_have_commas_in_its_name(tmp_path, name):
     assert documents(path, text_column=column) == ["x"]
 
 
-@pytest.mark.parametrize("row", [{"text": ""}, {"text": None}, {"prompt": ASKED, "completion": " "}])
-def test_empty_rows_are_left_out_and_counted(tmp_path, capsys, row):
-    whole = dict.fromkeys(row, "x")
+EMPTY = {"text": ["", None], "completion": ["", " ", None], "messages": [[], None, ""]}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(column, value) for column in EMPTY for value in EMPTY[column]]
+)
+def test_empty_rows_are_left_out_and_counted(tmp_path, capsys, column, value):
+    whole = {"text": {"text": "x"}, "completion": PAIR, "messages": {"messages": OPENAI}}[column]
+    row = whole | {column: value}
     path = write_rows(tmp_path / "a.jsonl", [whole, row, whole, row])
     assert len(documents(path)) == 2
     assert f"{path}: left out 2 rows without text or without a completion" in capsys.readouterr().err
@@ -300,24 +312,18 @@ def test_the_header_tells_what_separates_the_values(tmp_path, text, expected):
     assert text.splitlines()[row.number - 1].startswith(("a; b", '"a; b'))
 
 
-QUOTED = {
-    "first": '"a, b";text\n1;x\n',
-    "last": 'text;"a, b"\nx;1\n',
-    "with a blank": 'text,"a, b"\nx,1\n',
-    "doubled": 'text;"a, ""b"", c"\nx;1\n',
-    "inches": 'text,5" pipe,6" pipe\nx,1,2\n',
+HEADERS = {
+    "quoted first": ('"a, b";text\n1;x\n', "x"),
+    "quoted last": ('text;"a, b"\nx;1\n', "x"),
+    "quoted with a blank": ('text,"a, b"\nx,1\n', "x"),
+    "quoted, before a blank in a row": ('text,"a, b"\n x,1\n', " x"),
+    "doubled quotes": ('text;"a, ""b"", c"\nx;1\n', "x"),
+    "inches": ('text,5" pipe,6" pipe\nx,1,2\n', "x"),
+    "empty names beyond the last, as of spreadsheets": ("text,,\nx,,\n", "x"),
 }
 
 
-@pytest.mark.parametrize("text", QUOTED.values(), ids=QUOTED)
-def test_what_is_quoted_in_a_header_separates_nothing(tmp_path, text):
-    assert documents(write(tmp_path / "a.csv", text)) == ["x"]
-
-
-def test_only_a_column_that_is_read_needs_a_name_of_its_own(tmp_path):
-    """Spreadsheets write empty names beyond the last column."""
-    assert documents(write(tmp_path / "a.csv", "text,,\nx,,\n")) == ["x"]
-
-
-def test_a_blank_in_a_quoted_name_says_nothing_of_the_rows(tmp_path):
-    assert documents(write(tmp_path / "a.csv", 'text,"a, b"\n x,1\n')) == [" x"]
+@pytest.mark.parametrize(("text", "expected"), HEADERS.values(), ids=HEADERS)
+def test_what_is_quoted_or_empty_in_a_header_changes_no_row(tmp_path, text, expected):
+    """A quoted separator separates nothing, and only a column that is read needs a name of its own."""
+    assert documents(write(tmp_path / "a.csv", text)) == [expected]

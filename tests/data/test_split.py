@@ -13,9 +13,9 @@ from corpora import write, write_rows, write_texts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt.data.encoding import CHUNK_BYTES
 from gpt.data.find import find_corpus
 from gpt.data.split import SPLITS, Divided, divide_corpus, held_out_bytes
+from gpt.data.text_file import CHUNK_BYTES
 
 WORDS = [f"word{number * number % 7919}" for number in range(4000)]
 
@@ -87,13 +87,14 @@ def test_an_example_is_whole_and_decided_by_its_prompt(tmp_path):
 
 
 @pytest.mark.parametrize("variant", range(6))
-def test_a_prompt_with_most_of_the_examples_is_trained_on(tmp_path, variant, capsys):
-    """Whichever of the two has the lower hash."""
-    rows = [{"prompt": f"{variant} often?", "completion": "yes"}] * 99
-    rows += [{"prompt": f"{variant} rarely?", "completion": "no"}]
-    corpus = divide_corpus(find_corpus(str(write_rows(tmp_path / "a.jsonl", rows))), 0.001)
-    assert text_of(corpus.pieces(), "val").count(f"{variant} rarely?") == 1
-    assert text_of(corpus.pieces(), "train").count(f"{variant} often?") == 99
+@pytest.mark.parametrize(("often", "rarely", "fraction"), [(99, 1, 0.001), (190, 10, 0.2)])
+def test_a_prompt_with_most_of_the_examples_is_trained_on(tmp_path, variant, often, rarely, fraction, capsys):
+    """Whichever of the prompts has the lowest hash. What is held out is of the others."""
+    rows = [{"prompt": f"{variant} often?", "completion": "yes"}] * often
+    rows += [{"prompt": f"{variant} rarely? {i}", "completion": "no"} for i in range(rarely)]
+    corpus = divide_corpus(find_corpus(str(write_rows(tmp_path / "a.jsonl", rows))), fraction)
+    assert 1 <= text_of(corpus.pieces(), "val").count("rarely?") <= rarely
+    assert text_of(corpus.pieces(), "train").count("often?") == often
     assert "held out" not in capsys.readouterr().err
 
 
@@ -126,7 +127,7 @@ def test_nothing_is_lost(tmp_path, rows, fraction):
 @pytest.fixture
 def small(monkeypatch):
     """A text of 300 KB counts as a large one."""
-    for module in ("encoding", "text_file", "corpus", "rows"):
+    for module in ("text_file", "corpus", "rows"):
         monkeypatch.setattr(f"gpt.data.{module}.CHUNK_BYTES", 4000)
     monkeypatch.setattr("gpt.data.split.SAMPLE_BYTES", 300_000)
 

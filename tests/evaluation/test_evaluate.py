@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from gpt import GPT, GPTConfig, Tokenizer
 from gpt.data.module import TokenData
+from gpt.data.options import DEFAULT_READING
 from gpt.data.prepare import prepare, prepare_named
 from gpt.data.prepared import Stream
-from gpt.data.reading import DEFAULT_READING
 from gpt.errors import InputError
 from gpt.evaluation.evaluate import score_text
 from gpt.evaluation.scoring import batches_of, bits_per_byte, score_windows, scored_features

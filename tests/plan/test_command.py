@@ -14,9 +14,9 @@ from tiny_runs import gpt, summary
 from gpt import GPT, GPTConfig
 from gpt.cores import cores
 from gpt.data.find import find_corpus
+from gpt.data.options import DEFAULT_READING, Reading
 from gpt.data.prepare import prepare, prepare_named, prepare_text
 from gpt.data.prepared import Prepared
-from gpt.data.reading import DEFAULT_READING, Reading
 from gpt.data.split import SPLITS, divide_corpus
 from gpt.plan import command
 from gpt.plan.command import Planner, measure, measure_prepared

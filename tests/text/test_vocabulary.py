@@ -3,6 +3,7 @@ import os
 import random
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -25,12 +26,9 @@ SAMPLES = {
     "hindi": "हिन्दी में लिखा हुआ पाठ ",
 }
 TEXT = "".join(f"{number} {text}" for number in range(60) for text in SAMPLES.values())
-
-
 PROSE = " ".join(f"word{i * i % 7919} and" for i in range(4000))
-
-
 TOKENIZER = learn([TEXT], VocabularyToLearn(400))
+BYTES = [bytes([byte]) for byte in range(256)]
 
 
 @given(text=st.text(max_size=200) | st.text(alphabet=TEXT[:200] + " \n'", max_size=200))
@@ -109,13 +107,23 @@ def test_names():
     assert find_vocabulary("learn:300", 1) == find_vocabulary("learn", 300) == VocabularyToLearn(300)
 
 
-def test_a_vocabulary_with_a_size_takes_no_other():
+def test_a_vocabulary_with_a_size_takes_no_other(text_file):
     for free in (None, "learn"):
         check_size_used(free, 300)
     check_size_used("gpt2", None)
     check_size_used("learn:300", 300)
     with pytest.raises(InputError, match="gpt2:500 has 500 tokens: leave the vocab_size 300 out"):
         check_size_used("gpt2:500", 300)
+    with pytest.raises(InputError, match="257 to 50257, got 0"):
+        prepare(str(text_file), vocab_size=0)
+
+
+def test_a_file_of_tokens_is_read_once(text_file, tmp_path, monkeypatch):
+    read = Mock(wraps=read_table)
+    monkeypatch.setattr("gpt.text.tokenizer.read_table", read)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(to_json(BYTES)), "utf-8")
+    prepare(str(text_file), vocabulary=str(tmp_path / "tokenizer.json"), vocab_size=257)
+    assert read.call_count == 1
 
 
 NO_NAMES = {
@@ -130,9 +138,6 @@ NO_NAMES = {
 def test_names_that_are_none(name, message):
     with pytest.raises(InputError, match=message):
         find_vocabulary(name, 1)
-
-
-BYTES = [bytes([byte]) for byte in range(256)]
 
 
 def edited(tokens, model=None, **changes):
@@ -169,42 +174,31 @@ def test_tables_with_errors_are_refused(tmp_path, content, message):
 
 
 ADDED = {
-    "the end is another added token": (
-        ["<pad>", "<|endoftext|>"],
-        257,
-        "the added tokens ['<pad>'] are left out",
-    ),
-    "none of that name": (
-        ["</s>", "<pad>"],
-        256,
-        "the added tokens ['<pad>'] are left out; '</s>' is the end of a text",
-    ),
+    "of that name": (["<pad>", "<|endoftext|>"], 257, ""),
+    "the first": (["</s>", "<pad>"], 256, "; '</s>' is the end of a text"),
 }
 
 
-@pytest.mark.parametrize(("names", "end", "told"), ADDED.values(), ids=ADDED)
-def test_the_end_of_a_text_is_known_by_its_name(tmp_path, capsys, names, end, told):
+@pytest.mark.parametrize(("names", "end", "more"), ADDED.values(), ids=ADDED)
+def test_the_end_of_a_text_is_known_by_its_name(tmp_path, capsys, names, end, more):
     path = tmp_path / "tokenizer.json"
     added = [{"id": 256 + number, "content": name} for number, name in enumerate(names)]
     path.write_text(edited(BYTES, added_tokens=added), "utf-8")
     assert read_table(path) == (BYTES, end)
-    assert f"gpt: {path}: {told}" in capsys.readouterr().err
+    assert f"gpt: {path}: the added tokens ['<pad>'] are left out{more}\n" in capsys.readouterr().err
 
 
-def test_a_table_and_its_merges_in_two_files_as_transformers_wrote_them(tmp_path):
+def test_gpt2s_table_in_a_file_or_in_two_as_transformers_wrote_them_is_gpt2(tmp_path):
     """Among the merges is one of two `#`, with which comments begin."""
     tokens = Tokenizer("gpt2", 5000).tokens
     vocabulary = {spell(token): rank for rank, token in enumerate(tokens)} | {END_OF_TEXT: 4999}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
     pairs = [" ".join(map(spell, pair)) for pair in merges(tokens) if pair]
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs, ""]), "utf-8")
-    assert find_vocabulary(str(tmp_path / "vocab.json"), 1) == Tokenizer("gpt2", 5000)
-
-
-def test_a_file_of_gpt2s_table_is_gpt2(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(to_json(Tokenizer("gpt2", 500).tokens)), "utf-8")
-    assert find_vocabulary(str(path), 1) == Tokenizer("gpt2", 500)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(to_json(tokens)), "utf-8")
+    for name in ("vocab.json", "tokenizer.json"):
+        found = find_vocabulary(str(tmp_path / name), 1)
+        assert (found, found.name) == (Tokenizer("gpt2", 5000), "gpt2")
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
