@@ -19,7 +19,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -39,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be in
 
 import torch
 from benchmarks.common import listening, machine, peak_flops, say, with_package
+from faults import forked
 from faults.fingerprint import fingerprint
 from lightning.pytorch import Callback
 from scale import flops_per_token
@@ -84,9 +84,7 @@ class Place:
     def gpt(self, *words: str, **environment: str) -> None:
         """Run the `gpt` command in the folder; a RuntimeError with the end of its output if it fails."""
         if self.dry:  # a fork needs no imports
-            from faults.forked import run
-
-            ended = run(self.folder, list(words), environment=environment)
+            ended = forked.run(self.folder, list(words), environment=environment)
             status, err = ended.status, ended.err
         else:
             command = [sys.executable, "-m", "gpt", *words]
@@ -351,12 +349,8 @@ def run_together(place: Place, backend: str, processes: int, words: list[str]) -
     To Lightning each is a machine with one device, so that all may have the same one.
     """
     script = str(ROOT / "scripts" / "faults" / "replica.py")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(processes), "GROUP_WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": "1"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "check"}
-    shared |= {"LOCAL_RANK": "0"}
+    machines = {"GROUP_WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    shared = forked.as_torchrun(processes) | machines
     reports = [place.folder / f"replica-{rank}.json" for rank in range(processes)]
 
     def run(rank: int) -> tuple[int, str]:
@@ -372,17 +366,14 @@ def run_together(place: Place, backend: str, processes: int, words: list[str]) -
     return [json.loads(report.read_text(encoding="utf-8")) for report in reports]
 
 
-def ddp_on_all(place: Place, optimizer: str) -> Measured:
+def ddp_on_all(place: Place) -> Measured:
     """As many processes as GPUs, started by `gpt fit` itself, train as one does."""
     count = 0 if place.dry else torch.cuda.device_count()
     if count < 2:
         raise Needs("several GPUs")
-    recipe = ("--trainer.accumulate_grad_batches=2", f"--model.optimizer.name={optimizer}")
-    alone = place.fit(
-        f"single-{optimizer}", "quick", 20, *recipe, "--trainer.devices=1", "--data.batch_size=16"
-    )
-    shared = (f"--trainer.devices={count}", f"--data.batch_size={16 // count}")
-    both = place.fit(f"all-{optimizer}", "quick", 20, *recipe, *shared)
+    recipe = ("quick", 20, "--trainer.accumulate_grad_batches=2", "--model.optimizer.name=muon")
+    alone = place.fit("single", *recipe, "--trainer.devices=1", "--data.batch_size=16")
+    both = place.fit("all", *recipe, f"--trainer.devices={count}", f"--data.batch_size={16 // count}")
     return {"processes": count, "loss": difference(both, alone)}
 
 
@@ -478,7 +469,7 @@ CASES: dict[str, Case] = {
     "ddp: two processes share a GPU, adamw": case(90, ddp, "gloo", processes=2, optimizer="adamw"),
     "ddp: two processes share a GPU, muon": case(90, ddp, "gloo", processes=2, optimizer="muon"),
     "ddp: one process with NCCL": case(90, ddp, "nccl", processes=1, optimizer="muon"),
-    "ddp: all GPUs": case(120, ddp_on_all, "muon"),
+    "ddp: all GPUs": case(120, ddp_on_all),
     "float16: adamw": case(60, float16, "adamw"),
     "float16: muon": case(60, float16, "muon"),
     "memory": case(60, memory),
