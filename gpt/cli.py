@@ -14,7 +14,7 @@ from dataclasses import is_dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
 from gpt.command_line import check_not_null, check_options, kind_in_words, values_in, with_first
 from gpt.cores import limit_threads
@@ -26,33 +26,44 @@ from gpt.plain import parse_yaml
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-# For each command: its MODULE:FUNCTION within this package, its purpose, and an example of its arguments. The
-# function's typed parameters are the options, and its docstring is their help. Commands in `OWN_PARSERS`
-# parse their own arguments, and have their examples where they do.
+
+class Command(NamedTuple):
+    """What a command runs.
+
+    The typed parameters of its function are the options, and the docstring is their help. A command without
+    an example parses its own arguments, and has examples where it does.
+    """
+
+    code: str
+    """MODULE:FUNCTION within this package."""
+    purpose: str
+    example: str = ""
+    """Its arguments."""
+
+
 COMMANDS = {
-    "fit": ("run.command:main", "train a model, for two minutes by default", ""),
-    "plan": ("plan.command:plan", "show what fit --minutes would train", ""),
-    "generate": ("generation.write:write", "write text with a trained model", "runs/mine --prompt 'Once'"),
-    "runs": ("run.listing:runs", "list the runs here, the newest first", "other/runs"),
-    "plot": ("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/mine"),
-    "compare": ("compare.command:main", "compare variants over several seeds", ""),
-    "evaluate": ("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
-    "validate": ("run.command:main", "score a run on its own held-out text", ""),
-    "attention": (
-        "pictures.attention:attention_maps",
-        "draw what each head looks at",
-        "runs/mine --text 'To be'",
+    "fit": Command("run.command:main", "train a model, for two minutes by default"),
+    "plan": Command("plan.command:plan", "show what fit --minutes would train"),
+    "generate": Command(
+        "generation.write:write", "write text with a trained model", "runs/mine --prompt 'Once'"
     ),
-    "serve": ("serve.start:serve", "serve a model over HTTP, with a page", "runs/mine"),
-    "export": (
+    "runs": Command("run.listing:runs", "list the runs here, the newest first", "other/runs"),
+    "plot": Command("pictures.runs:plot", "draw the losses of runs in one picture", "runs/quick runs/mine"),
+    "compare": Command("compare.command:main", "compare variants over several seeds"),
+    "evaluate": Command("evaluation.evaluate:evaluate", "score a model on a text", "runs/mine --data my.txt"),
+    "validate": Command("run.command:main", "score a run on its own held-out text"),
+    "attention": Command(
+        "pictures.attention:attention_maps", "draw what each head looks at", "runs/mine --text 'To be'"
+    ),
+    "serve": Command("serve.start:serve", "serve a model over HTTP, with a page", "runs/mine"),
+    "export": Command(
         "share.export:export_weights",
         "write a model for another program or a browser",
         "runs/mine --format html --output mine.html",
     ),
-    "import": ("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
-    "prepare": ("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
+    "import": Command("weights.commands:import_weights", "read GPT-2 weights of another program", "gpt2"),
+    "prepare": Command("data.prepare:prepare", "turn a corpus into token files", "my.txt --output my-tokens"),
 }
-OWN_PARSERS = ("fit", "validate", "plan", "compare")
 WITH_TEXT = ("fit", "plan")  # take a text as their first argument, or by the name --data.corpus
 _LEFT = "unrecognized arguments"  # argparse's words for values without a name
 TIMED = ("fit", "validate")  # get the time when the process began, from which their limits count, and `alone`
@@ -80,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
-            lines = [f"  {name:<11} {purpose}" for name, (_, purpose, _) in COMMANDS.items()]
+            lines = [f"  {name:<11} {command.purpose}" for name, command in COMMANDS.items()]
             print(_USAGE.format("\n".join(lines)))
         elif arguments[0] == "--version":
             from importlib.metadata import version  # half of the imports of `gpt --help`
@@ -100,10 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
         if os.environ.get("GPT_TRACEBACK"):
             raise
         line = " ".join(f"gpt {arguments[0]}: {message(error)}".split())
-        print(
-            "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line),
-            file=sys.stderr,
-        )
+        safe = (character if character.isprintable() else ascii(character)[1:-1] for character in line)
+        print("".join(safe), file=sys.stderr)
         return error.status if isinstance(error, InputError) else InputError.status
     return 0
 
@@ -121,10 +130,9 @@ def run(name: str, arguments: list[str], began: float, alone: bool) -> None:
     limit_threads()
     if name in WITH_TEXT:
         _look_for_text(arguments)
-    code, _, _ = COMMANDS[name]
     with importing(alone):
-        function: Callable[..., object] = resolve_name(f"gpt.{code}")
-    if name in OWN_PARSERS:
+        function: Callable[..., object] = resolve_name(f"gpt.{COMMANDS[name].code}")
+    if not COMMANDS[name].example:
         more = {"began": began, "alone": alone} if name in TIMED else {}
         with _told_as_input_errors(name):
             function([name, *arguments], **more)
@@ -152,8 +160,7 @@ def _options(name: str, function: Callable[..., object], arguments: list[str]) -
     """Parse the arguments of a command whose options are the function's parameters; return their values."""
     import jsonargparse
 
-    hints = get_type_hints(function)
-    hints.pop("return", None)  # the others are the options
+    hints = _hints(function)
     parser = _parser(name, function)
     spelled = _spell_out(arguments, function)
     _check_names(spelled, function)
@@ -161,11 +168,13 @@ def _options(name: str, function: Callable[..., object], arguments: list[str]) -
         parsed = parser.parse_args(spelled)
         for option, hint in hints.items():
             if parsed[option] is None:
-                check_not_null(option, hint, _expected(hint))
+                check_not_null(option, hint, kind_in_words(_kind_of(hint)[0]))
         options = parser.instantiate(parsed)
     except jsonargparse.ArgumentError:
-        _check_values(spelled, parser, function)
-        raise
+        kinds = {option: _kind_of(hint) for option, hint in hints.items()}
+        typed = {option: kind for option, (kind, several) in kinds.items() if not (kind is _text or several)}
+        check_options(parser, spelled, typed)
+        raise  # a value has no option, or a file has a wrong one
     given = {option: options[option] for option in hints}
     for option, value in given.items():
         if value is not None and _is_path(hints[option]):
@@ -173,6 +182,11 @@ def _options(name: str, function: Callable[..., object], arguments: list[str]) -
         if isinstance(value, str) and _kind_of(hints[option])[1]:  # of a file for --config
             given[option] = [value]
     return given
+
+
+def _hints(function: Callable[..., object]) -> dict[str, object]:
+    """Return the type of each parameter of a function, which is an option of its command."""
+    return {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
 
 
 def _look_for_text(arguments: list[str]) -> None:
@@ -198,19 +212,6 @@ def _check_names(arguments: list[str], function: Callable[..., object]) -> None:
             raise InputError(f"there is no option --{name}{meant}")
 
 
-def _check_values(arguments: list[str], parser: "ArgumentParser", function: Callable[..., object]) -> None:
-    """Raise InputError for the first option whose value is of another type."""
-    kinds = {option: _kind_of(hint) for option, hint in get_type_hints(function).items()}
-    typed = {option: kind for option, (kind, several) in kinds.items() if kind is not _text and not several}
-    check_options(parser, arguments, typed)
-
-
-def _expected(hint: object) -> str:
-    """Return the type of an option's value in words."""
-    kind, _ = _kind_of(hint)
-    return "a mapping" if is_dataclass(kind) else kind_in_words(kind)
-
-
 def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
     """Build a command's parser: its options are the function's parameters, their help is its docstring."""
     import jsonargparse
@@ -227,31 +228,27 @@ def _parser(name: str, function: Callable[..., object]) -> "ArgumentParser":
         prog=f"gpt {name}",
         usage=_usage(name, function),
         description=docstring.description,
-        epilog=f"example: gpt {name} {COMMANDS[name][2]}",
+        epilog=f"example: gpt {name} {COMMANDS[name].example}",
         formatter_class=HelpFormatter,
         parser_mode="plain",
         exit_on_error=False,
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", action="config", help="options from a YAML file")
-    for option, parameter in inspect.signature(function).parameters.items():
-        kind, several = _kind_of(get_type_hints(function)[option])
-        if parameter.default is inspect.Parameter.empty:  # a positional argument: the corpus, or the runs
+    parameters = inspect.signature(function).parameters
+    for option, hint in _hints(function).items():
+        kind, several = _kind_of(hint)
+        default = parameters[option].default
+        if default is inspect.Parameter.empty:  # a positional argument: the corpus, or the runs
             nargs = "+" if several else None
             parser.add_argument(option, type=kind, help=texts[option], nargs=nargs)
             continue
-        default = str(parameter.default) if isinstance(parameter.default, Path) else parameter.default
-        text = texts[option]
-        if is_dataclass(kind):
-            parser.add_argument(f"--{option}", type=kind, default=default, help=text)
-            continue
-        metavar = f"[{value_name(option, kind)}]" if kind is bool else value_name(option, kind)
-        if several:
-            parser.add_argument(
-                f"--{option}", type=kind, default=default, help=text, metavar=metavar, action="append"
-            )
-        else:
-            parser.add_argument(f"--{option}", type=kind, default=default, help=text, metavar=metavar)
+        how: dict[str, Any] = {"action": "append"} if several else {}
+        if not is_dataclass(kind):
+            value = value_name(option, kind)
+            how["metavar"] = f"[{value}]" if kind is bool else value
+        default = str(default) if isinstance(default, Path) else default
+        parser.add_argument(f"--{option}", type=kind, default=default, help=texts[option], **how)
     return parser
 
 
@@ -261,7 +258,7 @@ def _usage(name: str, function: Callable[..., object]) -> str:
     first = option.upper()
     if parameter.default is not inspect.Parameter.empty:
         first = f"[{first}]"
-    elif _kind_of(get_type_hints(function)[option])[1]:
+    elif _kind_of(_hints(function)[option])[1]:
         first += "..."
     return f"gpt {name} {first} [--NAME VALUE]..."
 
@@ -324,31 +321,20 @@ def _spell_out(arguments: list[str], function: Callable[..., object]) -> list[st
         arguments = with_first(arguments, parameters[0].name)
     flags = {f"--{parameter.name}" for parameter in parameters if parameter.annotation is bool}
     options = {f"--{parameter.name}" for parameter in parameters} | {"--config", "--help", "-h"}
-    return _with_values_joined(_with_flags_completed(arguments, flags), options)
-
-
-def _with_flags_completed(arguments: list[str], flags: set[str]) -> list[str]:
-    """Give each flag without a value the value true."""
-    return [
-        f"{word}=true" if word in flags and following.startswith("--") else word
-        for word, following in pairwise([*arguments, "--"])
-    ]
-
-
-def _with_values_joined(arguments: list[str], options: set[str]) -> list[str]:
-    """Join a value that begins with a dash with the option before it."""
 
     def is_option(word: str) -> bool:
         return re.split("[=.]", word, maxsplit=1)[0] in options
 
-    joined: list[str] = []
-    for word in arguments:
-        before = joined[-1] if joined else ""
-        if is_option(before) and "=" not in before and word.startswith("-") and not is_option(word):
-            joined[-1] = f"{before}={word}"
+    spelled: list[str] = []
+    for word, following in pairwise([*arguments, "--"]):
+        before = spelled[-1] if spelled else ""
+        if word in flags and following.startswith("--"):
+            spelled.append(f"{word}=true")
+        elif is_option(before) and "=" not in before and word.startswith("-") and not is_option(word):
+            spelled[-1] = f"{before}={word}"
         else:
-            joined.append(word)
-    return joined
+            spelled.append(word)
+    return spelled
 
 
 def message(error: BaseException) -> str:
@@ -357,7 +343,3 @@ def message(error: BaseException) -> str:
         name = error.filename2 or error.filename  # the second is the target of a rename
         return f"{name}: {error.strerror}" if name else error.strerror
     return str(error)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

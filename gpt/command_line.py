@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, get_args
@@ -32,6 +33,8 @@ def values_in(arguments: list[str]) -> Iterator[tuple[str, str]]:
 
 def kind_in_words(kind: object) -> str:
     """Return an option's type as text, such as `int` or `one of 'cpu', 'cuda'`."""
+    if is_dataclass(kind):
+        return "a mapping"
     return re.sub(r"(Optional\[)?Literal\[(.+?)\]+", r"one of \2", inspect.formatannotation(kind))
 
 

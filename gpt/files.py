@@ -10,16 +10,14 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal, overload
+from typing import IO, Any
 
 from gpt.errors import InputError
 from gpt.home import ensure_home
 
 StrPath = str | os.PathLike[str]
-Mode = Literal["w", "wb"]
-"""Whether text or bytes are written."""
 _OPENS_FOLDERS = os.open in os.supports_dir_fd  # False on Windows
 # Follow no links, do not wait for a pipe's reader, and keep line ends. Not every system has all three flags.
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
@@ -117,14 +115,8 @@ class Folder:
         with os.fdopen(self.open(name), "rb") as file:
             return file.read()
 
-    @overload
-    def write(self, name: str, mode: Literal["w"] = "w") -> AbstractContextManager[IO[str]]: ...
-
-    @overload
-    def write(self, name: str, mode: Literal["wb"]) -> AbstractContextManager[IO[bytes]]: ...
-
     @contextmanager
-    def write(self, name: str, mode: Mode = "w") -> Iterator[IO[Any]]:
+    def write(self, name: str, mode: str = "w") -> Iterator[IO[Any]]:
         """Write a file in this folder like `atomic_write`."""
         temporary = self._temporary()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN
@@ -226,18 +218,11 @@ def make_folder(path: StrPath) -> None:
             above.sync()
 
 
-@overload
-def atomic_write(path: StrPath, mode: Literal["w"] = "w") -> AbstractContextManager[IO[str]]: ...
-
-
-@overload
-def atomic_write(path: StrPath, mode: Literal["wb"]) -> AbstractContextManager[IO[bytes]]: ...
-
-
 @contextmanager
-def atomic_write(path: StrPath, mode: Mode = "w") -> Iterator[IO[Any]]:
+def atomic_write(path: StrPath, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path`; when the block succeeds, flush it to disk and rename it to `path`.
 
+    The mode is "w" for text in UTF-8, or "wb" for bytes.
     If the block raises, or the disk is full (OSError), the temporary file is deleted and `path` is unchanged.
     """
     path = Path(path)

@@ -45,10 +45,10 @@ def _text(x: int, y: int, words: str, size: int, family: str = "sans-serif") -> 
     return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'
 
 
-def _line(points: list[tuple[int, int]], has_head: bool = True) -> str:
+def _line(points: list[tuple[int, int]]) -> str:
     path = " ".join(f"{x},{y}" for x, y in points)
-    head = ' marker-end="url(#head)"' if has_head else ""
-    return f'<polyline points="{path}" fill="none" stroke="#555555" stroke-width="1.5"{head}/>'
+    style = 'fill="none" stroke="#555555" stroke-width="1.5" marker-end="url(#head)"'
+    return f'<polyline points="{path}" {style}/>'
 
 
 ROWS = (

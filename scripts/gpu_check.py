@@ -19,7 +19,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be in
 
 import torch
 from benchmarks.common import listening, machine, peak_flops, say, with_package
+from faults import forked
 from faults.fingerprint import fingerprint
 from lightning.pytorch import Callback
 from scale import flops_per_token
@@ -84,12 +84,10 @@ class Place:
     def gpt(self, *words: str, **environment: str) -> None:
         """Run the `gpt` command in the folder; a RuntimeError with the end of its output if it fails."""
         if self.dry:  # a fork needs no imports
-            from faults.forked import run
-
-            ended = run(self.folder, list(words), environment=environment)
+            ended = forked.run(self.folder, list(words), environment=environment)
             status, err = ended.status, ended.err
         else:
-            command = [sys.executable, "-m", "gpt.cli", *words]
+            command = [sys.executable, "-m", "gpt", *words]
             status, err = run_alone(command, self.folder, with_package(environment), self.seconds_left)
         if status:
             raise RuntimeError(f"gpt {' '.join(words[:6])}: status {status}: {err[-500:]}")
@@ -235,18 +233,14 @@ def reading_allowed() -> Iterator[list[Tensor]]:
         guard.read = read
 
 
-def synchronisation(place: Place, name: str, *options: str) -> Measured:
+def synchronisation(place: Place, name: str) -> Measured:
     """An update of two micro-batches, as `gpt fit` makes it, waits for the GPU only for the guard's flags.
 
     The run is the program's own, with its Trainer, its clipping and what it does between two batches; it
     records, validates and saves nothing in the updates that are watched.
     """
-    how = [
-        f"--model.optimizer.name={name}",
-        "--trainer.accumulate_grad_batches=2",
-        *options,
-    ]
-    words = place.words_to_fit(f"waiting-{name}-{len(options)}", "quick", 6, *how, "--snapshot_megabytes=0")
+    how = (f"--model.optimizer.name={name}", "--trainer.accumulate_grad_batches=2", "--snapshot_megabytes=0")
+    words = place.words_to_fit(f"waiting-{name}", "quick", 6, *how)
     words += ["--log_every=99", "--trainer.max_steps=6"]
     silence_warnings()
     here = Path.cwd()
@@ -338,11 +332,15 @@ def ddp(place: Place, backend: str, processes: int, optimizer: str) -> Measured:
     for told in run_together(place, backend, processes, words):
         expected = {"model": "DistributedDataParallel", "backend": backend, "processes": processes}
         assert told == expected, f"it was {told}, not {expected}"
-    both = place.folder / "runs" / name
-    pairs = zip(column(both, "train_loss"), column(alone, "train_loss"), strict=True)
-    worst = max(abs(one / other - 1) for one, other in pairs)
+    return {"processes": processes, "loss": difference(place.folder / "runs" / name, alone)}
+
+
+def difference(run: Path, other: Path) -> float:
+    """The largest relative difference of the losses of two runs, which has to be below 1 %."""
+    pairs = zip(column(run, "train_loss"), column(other, "train_loss"), strict=True)
+    worst = max(abs(one / two - 1) for one, two in pairs)
     assert worst < 0.01, f"losses differ by {worst:.2g}"
-    return {"processes": processes, "loss": worst}
+    return worst
 
 
 def run_together(place: Place, backend: str, processes: int, words: list[str]) -> list[dict[str, Any]]:
@@ -351,12 +349,8 @@ def run_together(place: Place, backend: str, processes: int, words: list[str]) -
     To Lightning each is a machine with one device, so that all may have the same one.
     """
     script = str(ROOT / "scripts" / "faults" / "replica.py")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(processes), "GROUP_WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": "1"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "check"}
-    shared |= {"LOCAL_RANK": "0"}
+    machines = {"GROUP_WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    shared = forked.as_torchrun(processes) | machines
     reports = [place.folder / f"replica-{rank}.json" for rank in range(processes)]
 
     def run(rank: int) -> tuple[int, str]:
@@ -372,21 +366,15 @@ def run_together(place: Place, backend: str, processes: int, words: list[str]) -
     return [json.loads(report.read_text(encoding="utf-8")) for report in reports]
 
 
-def ddp_on_all(place: Place, optimizer: str) -> Measured:
+def ddp_on_all(place: Place) -> Measured:
     """As many processes as GPUs, started by `gpt fit` itself, train as one does."""
     count = 0 if place.dry else torch.cuda.device_count()
     if count < 2:
         raise Needs("several GPUs")
-    recipe = ("--trainer.accumulate_grad_batches=2", f"--model.optimizer.name={optimizer}")
-    alone = place.fit(
-        f"single-{optimizer}", "quick", 20, *recipe, "--trainer.devices=1", "--data.batch_size=16"
-    )
-    shared = (f"--trainer.devices={count}", f"--data.batch_size={16 // count}")
-    both = place.fit(f"all-{optimizer}", "quick", 20, *recipe, *shared)
-    pairs = zip(column(both, "train_loss"), column(alone, "train_loss"), strict=True)
-    worst = max(abs(one / other - 1) for one, other in pairs)
-    assert worst < 0.01, f"losses differ by {worst:.2g}"
-    return {"processes": count, "loss": worst}
+    recipe = ("quick", 20, "--trainer.accumulate_grad_batches=2", "--model.optimizer.name=muon")
+    alone = place.fit("single", *recipe, "--trainer.devices=1", "--data.batch_size=16")
+    both = place.fit("all", *recipe, f"--trainer.devices={count}", f"--data.batch_size={16 // count}")
+    return {"processes": count, "loss": difference(both, alone)}
 
 
 def float16(place: Place, optimizer: str) -> Measured:
@@ -452,54 +440,45 @@ def training(place: Place, config: str, *options: str) -> Measured:
     return measured
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """What is checked, and the seconds that it may take."""
 
-    check: Callable[[Place], Measured]
     seconds: float
+    check: Callable[[Place], Measured]
+
+
+def case(seconds: float, check: Callable[..., Measured], *words: str, **options: Any) -> Case:
+    """A case that calls a check with these words and options."""
+    return Case(seconds, lambda place: check(place, *words, **options))
 
 
 # What is right comes before what is fast, since a slow machine may not reach the last ones.
 CASES: dict[str, Case] = {
-    "precision: fp32": Case(check=partial(precision, dtype=None, tf32=False, limit=1e-4), seconds=90),
-    "precision: tf32": Case(check=partial(precision, dtype=None, tf32=True, limit=1e-2), seconds=60),
-    "precision: bf16": Case(
-        check=partial(precision, dtype=torch.bfloat16, tf32=True, limit=6e-2), seconds=60
-    ),
-    "precision: fp16": Case(check=partial(precision, dtype=torch.float16, tf32=True, limit=1e-2), seconds=60),
-    "synchronisation: muon": Case(check=partial(synchronisation, name="muon"), seconds=30),
-    "synchronisation: adamw": Case(check=partial(synchronisation, name="adamw"), seconds=30),
-    "generation": Case(check=generation, seconds=60),
-    "resuming: deterministic": Case(
-        check=partial(resuming, deterministic="true", compiled="false"), seconds=90
-    ),
-    "resuming: as usual": Case(check=partial(resuming, deterministic="false", compiled="false"), seconds=90),
-    "resuming: deterministic, compiled": Case(
-        check=partial(resuming, deterministic="true", compiled="true"), seconds=180
-    ),
-    "checkpoint: read on the CPU": Case(check=checkpoint, seconds=60),
-    "ddp: two processes share a GPU, adamw": Case(
-        check=partial(ddp, backend="gloo", processes=2, optimizer="adamw"), seconds=90
-    ),
-    "ddp: two processes share a GPU, muon": Case(
-        check=partial(ddp, backend="gloo", processes=2, optimizer="muon"), seconds=90
-    ),
-    "ddp: one process with NCCL": Case(
-        check=partial(ddp, backend="nccl", processes=1, optimizer="muon"), seconds=90
-    ),
-    "ddp: all GPUs": Case(check=partial(ddp_on_all, optimizer="muon"), seconds=120),
-    "float16: adamw": Case(check=partial(float16, optimizer="adamw"), seconds=60),
-    "float16: muon": Case(check=partial(float16, optimizer="muon"), seconds=60),
-    "memory": Case(check=memory, seconds=60),
-    "serving": Case(check=serving, seconds=60),
-    "training: gpt2-small": Case(
-        check=lambda place: training(place, "gpt2-small", "--model.compile=true"), seconds=150
-    ),
-    "training: quick": Case(check=lambda place: training(place, "quick"), seconds=120),
-    "sizes: gpt2-medium": Case(check=lambda place: training(place, "gpt2-medium"), seconds=150),
-    "sizes: gpt2-large": Case(check=lambda place: training(place, "gpt2-large"), seconds=180),
-    "sizes: gpt2-xl": Case(check=lambda place: training(place, "gpt2-xl"), seconds=240),
+    "precision: fp32": case(90, precision, dtype=None, tf32=False, limit=1e-4),
+    "precision: tf32": case(60, precision, dtype=None, tf32=True, limit=1e-2),
+    "precision: bf16": case(60, precision, dtype=torch.bfloat16, tf32=True, limit=6e-2),
+    "precision: fp16": case(60, precision, dtype=torch.float16, tf32=True, limit=1e-2),
+    "synchronisation: muon": case(30, synchronisation, "muon"),
+    "synchronisation: adamw": case(30, synchronisation, "adamw"),
+    "generation": case(60, generation),
+    "resuming: deterministic": case(90, resuming, deterministic="true", compiled="false"),
+    "resuming: as usual": case(90, resuming, deterministic="false", compiled="false"),
+    "resuming: deterministic, compiled": case(180, resuming, deterministic="true", compiled="true"),
+    "checkpoint: read on the CPU": case(60, checkpoint),
+    "ddp: two processes share a GPU, adamw": case(90, ddp, "gloo", processes=2, optimizer="adamw"),
+    "ddp: two processes share a GPU, muon": case(90, ddp, "gloo", processes=2, optimizer="muon"),
+    "ddp: one process with NCCL": case(90, ddp, "nccl", processes=1, optimizer="muon"),
+    "ddp: all GPUs": case(120, ddp_on_all),
+    "float16: adamw": case(60, float16, "adamw"),
+    "float16: muon": case(60, float16, "muon"),
+    "memory": case(60, memory),
+    "serving": case(60, serving),
+    "training: gpt2-small": case(150, training, "gpt2-small", "--model.compile=true"),
+    "training: quick": case(120, training, "quick"),
+    "sizes: gpt2-medium": case(150, training, "gpt2-medium"),
+    "sizes: gpt2-large": case(180, training, "gpt2-large"),
+    "sizes: gpt2-xl": case(240, training, "gpt2-xl"),
 }
 
 
@@ -517,12 +496,12 @@ def result_of(check: Callable[[Place], Measured], place: Place) -> tuple[str, Me
             torch.cuda.empty_cache()
 
 
-def main(cases: dict[str, Case] = CASES) -> int:
+def main() -> int:
     """Run the cases and print the report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    checks = dict.fromkeys(name.partition(":")[0] for name in cases)
+    checks = dict.fromkeys(name.partition(":")[0] for name in CASES)
     parser.add_argument("--dry-run", action="store_true", help="take the same path on the CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
     parser.add_argument("--checks", default=",".join(checks), help="some of %(default)s")
@@ -541,15 +520,15 @@ def main(cases: dict[str, Case] = CASES) -> int:
             torch.set_num_threads(1)
             (folder / "text.txt").write_text("A fox jumps over the dog.\n" * 400, encoding="utf-8")
         device = "cpu" if options.dry_run else "cuda"
-        for name, case in cases.items():
+        for name, one in CASES.items():
             if name.partition(":")[0] in options.checks.split(","):
                 say(name)
                 began = time.monotonic()
-                result = f"FAILED: not begun, it may take {case.seconds:.0f} s"
+                result = f"FAILED: not begun, it may take {one.seconds:.0f} s"
                 measured: Measured = {}
-                if began + case.seconds <= end:
-                    place = Place(device=device, folder=folder, until=began + case.seconds)
-                    result, measured = result_of(case.check, place)
+                if began + one.seconds <= end:
+                    place = Place(device=device, folder=folder, until=began + one.seconds)
+                    result, measured = result_of(one.check, place)
                 seconds = round(time.monotonic() - began, 1)
                 rows.append({"case": name, "result": result, "measured": measured, "seconds": seconds})
                 if options.json:

@@ -14,7 +14,6 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,8 +21,6 @@ from pathlib import Path
 import torch
 from programs import chat, clients, model_formats, torch_tools  # noqa: F401 - each adds its checks
 from programs.common import GUESTS, Guest, Place, make_place
-
-from gpt.files import write_json
 
 
 def visit(guest: Guest, place: Place) -> dict[str, str]:
@@ -43,16 +40,15 @@ def visit(guest: Guest, place: Place) -> dict[str, str]:
     return {"program": programs, "what was checked": guest.what, "result": result}
 
 
-def main(guests: Sequence[Guest] = GUESTS) -> int:
+def main() -> int:
     """Run the checks that are asked for and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="WORD", help="only checks with this word in the table")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
     options = parser.parse_args()
     word = (options.only or "").lower()
-    chosen = [guest for guest in guests if word in f"{guest.packages} {guest.what}".lower()]
+    chosen = [guest for guest in GUESTS if word in f"{guest.packages} {guest.what}".lower()]
     if not chosen:
         parser.error(f"no check has {options.only!r} in its name")
     rows = []
@@ -61,11 +57,9 @@ def main(guests: Sequence[Guest] = GUESTS) -> int:
             torch.manual_seed(0)
             rows.append(visit(guest, place))
             print(*rows[-1].values(), sep=": ", file=sys.stderr, flush=True)
-    table = "| program | what was checked | result |\n| --- | --- | --- |\n"
-    table += "".join(f"| {' | '.join(row.values())} |\n" for row in rows)
-    print(table, end="")
-    if options.json:
-        write_json(options.json, rows)
+    print("| program | what was checked | result |\n| --- | --- | --- |")
+    for row in rows:
+        print(f"| {' | '.join(row.values())} |")
     return int(any(row["result"].startswith("FAILED") for row in rows))
 
 

@@ -15,6 +15,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
+
+from gpt.files import atomic_write
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -63,7 +67,7 @@ def main() -> None:
     for group, requirements in groups(project).items():
         for entry in resolved(requirements):
             needed_by[entry].append("torch" if CUDA.match(entry) else group)
-    with (ROOT / "lock.txt").open("w", encoding="utf-8") as file:
+    with atomic_write(ROOT / "lock.txt") as file:
         file.write(HEADING)
         for entry in sorted(needed_by):
             names = sorted(set(needed_by[entry]))

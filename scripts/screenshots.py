@@ -15,8 +15,10 @@ from typing import Any
 
 from gpt.files import atomic_write
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
 SWITCHES = """headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking
-disable-component-update disable-sync hide-scrollbars"""
+disable-component-update disable-sync disable-dev-shm-usage hide-scrollbars"""
 SLIDE = """
 const slider = document.getElementById("moment");
 slider.value = arguments[0];
@@ -66,8 +68,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs"), help="the folder for the picture")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as profile:
-        browser = open_page(options.address, profile, *((800, 450) if options.slider else (1100, 900)))
+        size = (800, 450) if options.slider else (1100, 900)
+        browser = open_browser(Path(profile), *size)
         try:
+            emulate(browser, *size)
+            browser.get(options.address)
             browser.find_element("id", "prompt").send_keys(options.prompt)
             if options.slider:
                 record(browser, options.output / "demo.gif")
@@ -124,20 +129,17 @@ def wait(condition: Any) -> None:
         time.sleep(0.1)
 
 
-def open_page(address: str, profile: str, width: int, height: int) -> Any:
-    """A browser that shows an address."""
+def open_browser(profile: Path, width: int, height: int) -> Any:
+    """A window of Chromium, whose errors are logged. Tests of the page use it too."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
     options = ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for switch in (*SWITCHES.split(), f"user-data-dir={profile}"):
+    options.binary_location = CHROMIUM or ""
+    for switch in (*SWITCHES.split(), f"user-data-dir={profile}", f"window-size={width},{height}"):
         options.add_argument(f"--{switch}")
-    # named, or selenium looks online for one
-    browser = Chrome(options, Service(shutil.which("chromedriver")))
-    emulate(browser, width, height)
-    browser.get(address)
-    return browser
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return Chrome(options, Service(DRIVER))  # named, or selenium looks online for one
 
 
 def emulate(browser: Any, width: int, height: int) -> None:

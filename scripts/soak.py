@@ -24,7 +24,6 @@ from benchmarks.common import listening
 
 from gpt import GPT, GPTConfig, Tokenizer, generate
 from gpt.errors import InputError
-from gpt.files import write_json
 from gpt.generation import build, for_decoding
 from gpt.serve.app import create_app
 from gpt.serve.errors import SERVER_FAILED
@@ -173,13 +172,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--hostile", type=float, default=0.1, help="the fraction of hostile requests")
     parser.add_argument("--precision", default="bfloat16", choices=get_args(WeightPrecision))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = siege(options.requests, options.hostile, options.precision)
     print(json.dumps(found, indent=2))
-    if options.json:
-        write_json(options.json, found)
     return int(bool(found["problems"]))
 
 

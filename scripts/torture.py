@@ -96,12 +96,16 @@ class Faults:
             shutil.rmtree(self.runs)
         return self.found[processes]
 
-    def resumed(self, command: list[str], processes: int = 1) -> str | None:
-        """Resume the run and compare it with the undisturbed one."""
-        wanted, _ = self.undisturbed(processes)
+    def ends(self, command: list[str], wanted: Any = None, processes: int = 1) -> str | None:
+        """Run the command to its end, and compare it with what is wanted, by default the undisturbed run."""
+        wanted = wanted or self.undisturbed(processes)[0]
         ended = run(self.folder, command, processes=processes)
         if ended.status:
             return f"status {ended.status}: {ended.err[-300:]}"
+        return self.differs(wanted)
+
+    def differs(self, wanted: Any) -> str | None:
+        """Compare what is left of the run with the fingerprint of one that nothing has disturbed."""
         return None if fingerprint(self.runs / "run") == wanted else "differs from the undisturbed run"
 
     def kill(self, processes: int = 1) -> str | None:
@@ -125,7 +129,7 @@ class Faults:
                 faults.clear()
             else:
                 faults.append(f"{moment} {number}")
-        problem = self.resumed(again, processes)
+        problem = self.ends(again, processes=processes)
         return problem and f"{faults}: {problem}"
 
     def kill_two(self) -> str | None:
@@ -145,7 +149,7 @@ class Faults:
             for _ in range(chance.choice((1, 1, 8))):
                 data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         last.write_bytes(data)
-        return self.resumed(["fit", "--resume", "auto", "--run", "run"])
+        return self.ends(["fit", "--resume", "auto", "--run", "run"])
 
     def kill_early(self, command: list[str]) -> str | None:
         """Kill a resume of the cut run as it starts; one that has ended before begins again."""
@@ -160,7 +164,7 @@ class Faults:
     def kill_resume(self) -> str | None:
         """Kill a resume of the newest checkpoint as it starts: it ends as if nothing had been."""
         command = ["fit", "--resume", str(self.runs / "run")]
-        return self.kill_early(command) or self.resumed(command)
+        return self.kill_early(command) or self.ends(command)
 
     def kill_return(self) -> str | None:
         """Kill a resume of an earlier checkpoint, with another option, as it starts; end both futures."""
@@ -176,7 +180,7 @@ class Faults:
         kept = [path for path in checkpoints_of(folder) if order_of(path) == left]
         if not kept:
             return f"the newest checkpoint is gone after a resume from {name}"
-        problem = self.ends(["fit", "--resume", str(kept[0])], self.undisturbed()[0])
+        problem = self.ends(["fit", "--resume", str(kept[0])])
         return problem and f"the future that was left for {name}: {problem}"
 
     def race(self) -> str | None:
@@ -192,7 +196,7 @@ class Faults:
                 return f"status {status}: {err[-300:]}"
         if all(ended.statuses):
             return f"both were refused: {ended.errs}"
-        return None if fingerprint(self.runs / "run") == wanted else "differs from the undisturbed run"
+        return self.differs(wanted)
 
     def cut(self) -> None:
         """The run as a kill after `CUT_AT` updates has left it, with all of its checkpoints."""
@@ -214,13 +218,6 @@ class Faults:
             self.others[name] = fingerprint(self.runs / "run")
         return self.others[name]
 
-    def ends(self, command: list[str], wanted: Any) -> str | None:
-        """Run the command to its end, and compare it."""
-        ended = run(self.folder, command)
-        if ended.status:
-            return f"status {ended.status}: {ended.err[-300:]}"
-        return None if fingerprint(self.runs / "run") == wanted else "differs from one that was not disturbed"
-
 
 KINDS: dict[str, tuple[int, str, Callable[[Faults], str | None]]] = {
     "kills": (50, "SIGKILL, one process", Faults.kill),
@@ -238,7 +235,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, (times, what, _) in KINDS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=times, help=what)
+        parser.add_argument(f"--{name}", type=int, default=times, help=what)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,22 +1,17 @@
 """The page in a real browser: Chromium and its driver, Debian's packages chromium and chromium-driver."""
 
-import shutil
 from pathlib import Path
 
 import pytest
+from screenshots import CHROMIUM, DRIVER, open_browser
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 
 marks = [
     pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromium-driver are not installed"),
     pytest.mark.allow_hosts(["127.0.0.1", "localhost", "::1"]),
 ]
-
-SWITCHES = """headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking
-disable-component-update disable-sync disable-dev-shm-usage hide-scrollbars"""
 
 AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"  # npm install --no-save axe-core
 needs_axe = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed")
@@ -115,20 +110,10 @@ class Page:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Opens an address in a browser; each is a window of its own."""
-    from selenium.webdriver import Chrome, ChromeOptions
-    from selenium.webdriver.chrome.service import Service
-
     browsers = []
 
     def open_(address: str, width: int = 1100, height: int = 1000, dark: bool = False) -> Page:
-        options = ChromeOptions()
-        options.binary_location = CHROMIUM
-        for switch in SWITCHES.split():
-            options.add_argument(f"--{switch}")
-        options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-        options.add_argument(f"--window-size={width},{height}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        browser = Chrome(options, Service(DRIVER))
+        browser = open_browser(tmp_path_factory.mktemp("profile"), width, height)
         browsers.append(browser)
         colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [colours]})

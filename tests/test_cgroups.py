@@ -27,7 +27,3 @@ MACHINES = {
 @pytest.mark.parametrize(("group", "files", "expected"), MACHINES.values(), ids=MACHINES)
 def test_the_memory_that_a_group_leaves(group, files, expected, tmp_path):
     assert free_memory(system(tmp_path, group, files)) == expected
-
-
-def test_another_system_has_no_groups(tmp_path):
-    assert free_memory(tmp_path / "not Linux") == math.inf

@@ -2,6 +2,8 @@
 
 import io
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,6 +154,19 @@ def test_the_lock_is_complete_and_has_the_versions_of_the_constraints():
         normal = name.lower().replace("_", "-")
         if normal in names:
             assert f"{normal}=={version}" in locked, f"lock.txt has another {name}: make lock"
+
+
+def test_a_lock_that_is_not_written_to_its_end_leaves_the_old_one(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "lock.txt").write_text("old", "utf-8")
+    monkeypatch.setattr(lock, "ROOT", tmp_path)
+    monkeypatch.setattr(lock, "resolved", lambda requirements: ["a==1\n"])
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr("os.fsync", lambda descriptor: signal.raise_signal(signal.SIGINT))
+        lock.main()
+    assert (tmp_path / "lock.txt").read_text("utf-8") == "old"
+    lock.main()
+    assert (tmp_path / "lock.txt").read_text("utf-8") == f"{lock.HEADING}# for package\na==1\n"
 
 
 def test_actions_are_pinned_and_may_only_read():

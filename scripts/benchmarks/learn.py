@@ -202,9 +202,9 @@ def _ours(learned: Path, held_out: Path, folder: Path, limit: float, seed: int) 
     command += f" --data.val_fraction 0 --trainer.max_steps -1 --trainer.max_time {limit:.2f}s"
     command += f" {SHORT_RECIPE}" if limit < SHORT else ""
     began = time.perf_counter()
-    run_python(["-m", "gpt.cli", *command.split()], folder, environment)
+    run_python(["-m", "gpt", *command.split()], folder, environment)
     seconds = time.perf_counter() - began
     summary = json.loads((folder / "runs" / "r" / "summary.json").read_text(encoding="utf-8"))
-    score = ["-m", "gpt.cli", "evaluate", "--checkpoint", "runs/r", "--data", str(held_out)]
+    score = ["-m", "gpt", "evaluate", "--checkpoint", "runs/r", "--data", str(held_out)]
     bits = json.loads(run_python(score, folder, environment))["bits_per_byte"]
     return Trained(bits, seconds, seconds - summary["train_seconds"])

@@ -102,19 +102,18 @@ def main() -> None:
     )
     output = parser.parse_args().output
     maps = {
-        "S1 no weights": without_weights(),
-        "S2 parameters": trainable_parameters(),
-        "S3 linear layers": linear_layers(),
-        "S4 masked, with dropout": causal_masks(),
-        "S5 a module, causal": causal_attention(),
-        "S6 a head of the wrapper": stacked_heads(),
-        "S7 a head of the split": split_heads(),
-        "S8 one product for all": products_of_heads(),
-        "S9 one projection": fused_projection(),
-        "S10 S6 with S7's code": the_same_numbers(),
+        "S1": without_weights(),
+        "S2": trainable_parameters(),
+        "S3": linear_layers(),
+        "S4": causal_masks(),
+        "S5": causal_attention(),
+        "S6": stacked_heads(),
+        "S7": split_heads(),
+        "S8": products_of_heads(),
+        "S9": fused_projection(),
+        "S10": the_same_numbers(),
     }
-    drawn = {DRAWN[name.split()[0]]: weights for name, weights in maps.items() if name.split()[0] in DRAWN}
-    picture(drawn, output / "steps.png")
+    picture({title: maps[step] for step, title in DRAWN.items()}, output / "steps.png")
     print(f"\nAll values are the chapters'. The attention weights: {output / 'steps.png'}")
 
 

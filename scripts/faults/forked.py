@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.cli import main as gpt
@@ -24,17 +24,20 @@ class Ended:
     """Exit statuses by rank, -9 for a killed process."""
 
     statuses: list[int]
-    err: str
-    """stderr of rank 0."""
-    errs: list[str] = field(default_factory=list)
+    errs: list[str]
     """stderr of each."""
-    is_late: bool = False
+    is_late: bool
     """Whether the time was over before all had ended."""
 
     @property
     def status(self) -> int:
         """The exit status of rank 0."""
         return self.statuses[0]
+
+    @property
+    def err(self) -> str:
+        """stderr of rank 0."""
+        return self.errs[0]
 
 
 def run(
@@ -47,7 +50,7 @@ def run(
     environment: dict[str, str] | None = None,
 ) -> Ended:
     """Run the command in `folder` and wait; `sabotage(rank)` is called in each process before the command."""
-    shared = {**(environment or {}), **(_as_torchrun(processes) if processes > 1 else {})}
+    shared = {**(environment or {}), **(as_torchrun(processes) if processes > 1 else {})}
     running = []
     for rank in range(processes):
         number = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
@@ -80,7 +83,7 @@ def _wait(folder: Path, started: list[int], seconds: float) -> Ended:
         time.sleep(0.005)
     statuses = [int(_text(folder / f"status.{number}") or -9) for number in range(len(started))]
     errs = [_text(folder / f"err.{number}") for number in range(len(started))]
-    return Ended(statuses=statuses, err=errs[0], errs=errs, is_late=is_late)
+    return Ended(statuses=statuses, errs=errs, is_late=is_late)
 
 
 def _text(file: Path) -> str:
@@ -118,7 +121,8 @@ def _fork(
         os._exit(status)
 
 
-def _as_torchrun(processes: int) -> dict[str, str]:
+def as_torchrun(processes: int) -> dict[str, str]:
+    """The environment of so many processes of one machine, without the rank of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

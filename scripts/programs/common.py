@@ -111,6 +111,17 @@ def greedy(model: GPT, ids: list[int]) -> list[int]:
     return list(generate(model, [ids], max_new_tokens=NEW, temperature=0)[0][len(ids) :])
 
 
+@contextmanager
+def refused(error: type[Exception], part: str = "") -> Iterator[None]:
+    """Raise AssertionError unless the block raises this error, with this part in its text."""
+    try:
+        yield
+    except error as raised:
+        equal(True, part in str(raised))
+    else:
+        raise AssertionError(f"there is no {error.__name__}")
+
+
 def equal(ours: object, theirs: object) -> None:
     """Raise AssertionError with both values if they differ."""
     if ours != theirs:
