@@ -343,3 +343,7 @@ def message(error: BaseException) -> str:
         name = error.filename2 or error.filename  # the second is the target of a rename
         return f"{name}: {error.strerror}" if name else error.strerror
     return str(error)
+
+
+if __name__ == "__main__":  # also started as `torchrun -m gpt.cli`
+    sys.exit(main())
