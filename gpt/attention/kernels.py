@@ -111,7 +111,7 @@ def _block_size(length: int) -> int:
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, masked: Tensor, dropout_p: float, block: int
 ) -> Tensor:
-    """Compute the context vectors of `attend` under the causal mask (T, T), for R queries of a block at a time.
+    """Compute the context vectors of `attend` under the causal mask (T, T), R queries at a time.
 
     (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V).
 

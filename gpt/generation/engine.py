@@ -12,12 +12,13 @@ always sees between half a context and a whole one, and a token costs at most ab
 import secrets
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import get_args
 
 import torch
 
 from gpt.errors import InputError, check_least
 from gpt.generation.cache import Cache
-from gpt.generation.decoding import Backend, BackendName, backend_of, check_backend
+from gpt.generation.decoding import Backend, BackendName, backend_of
 from gpt.generation.samples import NOT_FINITE, Beginning, Request, Sample, Token, log_probabilities
 from gpt.generation.sampling import sample_tokens
 from gpt.model import GPT
@@ -53,7 +54,8 @@ class Engine:
         chunk: int = 512,
     ) -> None:
         check_least(1, max_samples=max_samples, chunk=chunk)
-        check_backend(backend)
+        if backend not in get_args(BackendName):
+            raise InputError(f"backend {backend!r}: expected one of {', '.join(get_args(BackendName))}")
         self.model = getattr(model, "_orig_mod", model)  # the model inside the wrapper of torch.compile
         self.tokenizer = tokenizer
         self.backend = backend
