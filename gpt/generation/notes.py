@@ -43,7 +43,7 @@ _MODULES = (sys.modules[GPT.__module__], multi_head, kernels, functional)
 _PLAIN = (bool, int, float, str, tuple, GPTConfig, type(None))  # attributes whose text says all
 _PIECE = 1 << 20  # bytes that are hashed together
 _HASHES = 8  # `HASHES` in step.cpp: hashes of a piece
-_MOST = 1000  # notes; the oldest are dropped
+_MOST_NOTES = 1000  # the oldest are dropped
 
 
 class _Piece(ctypes.Structure):
@@ -89,7 +89,7 @@ def keep(path: Path, note: str) -> None:
     if note in notes:
         return
     with suppress(OSError), atomic_write(_file(path)) as file:
-        file.write("".join(f"{line}\n" for line in [*notes, note][-_MOST:]))
+        file.write("".join(f"{line}\n" for line in [*notes, note][-_MOST_NOTES:]))
 
 
 def _file(path: Path) -> Path:
