@@ -106,7 +106,7 @@ class Beginning:
 class Sample:
     """Sample `k` of a request: a text that is being written. It has a row in the cache once it runs.
 
-    While tokens are `unread`, the engine asks for the `next_read` and gives it to `take` with its logits. Then
+    While tokens are `unread`, the engine asks for `next_read` and gives it to `take` with its logits. Then
     it calls `add` with a token that it draws from `logits`. The first ones belong to the prompt, until no
     bytes of the prompt are left to be drawn: `rest`.
 
