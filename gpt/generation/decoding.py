@@ -237,7 +237,7 @@ class _Comparison:
         texts = self.texts
         cache = Cache(self.config, backend.like)
         cache.reserve(len(texts), len(texts[0]))
-        logits = []
+        logits: list[Tensor] = []
         held = [0] * len(texts)
         for unread in _UNREAD:
             ends = [len(text) - unread for text in texts]

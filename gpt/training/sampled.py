@@ -16,7 +16,7 @@ from gpt.training.loss import Kernel, linear_cross_entropy
 LATE = 0.2
 """Fraction of a run's updates, the last ones, with larger samples: they correct the bias of smaller ones."""
 LATE_ONE_IN = 2
-"""In these late updates, one in so many of the tokens that are no targets is sampled."""
+"""In these late updates, one in `LATE_ONE_IN` of the tokens that are no targets is sampled."""
 
 
 def early_steps(total: int) -> int:
