@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpt.attention import MultiHeadAttention
-from gpt.attention.cache import LayerCache
+from gpt.attention import KeyValueCache, MultiHeadAttention
 from gpt.attention.kernels import causal_mask
 from gpt.config import GPTConfig
-from gpt.errors import InputError
+from gpt.errors import InputError, check_least
 
 
 class FeedForward(nn.Module):
@@ -78,7 +77,7 @@ class TransformerBlock(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Compute (B, T, D) -> (B, T, D); masks and cache are those of `MultiHeadAttention.forward`."""
         attended = self.attention(
@@ -113,14 +112,15 @@ class GPT(nn.Module):
         *,
         last: int | None = None,
         positions: Tensor | None = None,
-        caches: Sequence[LayerCache] | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
         key_padding_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits: token ids (B, T) int64 -> (B, T, V), or (B, last, V) of the last tokens only.
 
-        The other arguments are those of `features`.
+        The other arguments are those of `features`. Raises InputError if `last` is below 1.
         """
+        check_least(1, last=last)
         features = self.features(
             tokens,
             positions=positions,
@@ -135,7 +135,7 @@ class GPT(nn.Module):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        caches: Sequence[LayerCache] | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
         key_padding_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
@@ -161,7 +161,7 @@ class GPT(nn.Module):
         if document_ids is not None:  # one mask for all blocks, (B, T, S)
             attn_mask = document_ids[:, cached:, None] != document_ids[:, None, :]
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, D)
-        per_block: Sequence[LayerCache | None] = caches or [None] * len(self.blocks)
+        per_block: Sequence[KeyValueCache | None] = caches or [None] * len(self.blocks)
         for block, cache in zip(self.blocks, per_block, strict=True):
             run = partial(block, cache=cache, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
             recompute = self.checkpoint_activations and self.training

@@ -109,6 +109,12 @@ def test_what_are_no_tokens_is_refused(tokens, message, model):
         model(tokens)
 
 
+def test_the_last_logits_alone_are_at_least_one(model, tokens):
+    torch.testing.assert_close(model(tokens, last=2), model(tokens)[:, -2:])
+    with pytest.raises(InputError, match="last must be at least 1, got 0"):
+        model(tokens, last=0)
+
+
 def test_int32_tokens_are_tokens(model):
     assert torch.equal(model(torch.tensor([[1, 2]]).int()), model(torch.tensor([[1, 2]])))
 

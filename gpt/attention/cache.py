@@ -4,25 +4,11 @@ Shapes: B batch, H heads, L capacity in tokens, S tokens held so far, T new toke
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-
-
-class LayerCache(Protocol):
-    """A cache of one layer's keys and values, as attention uses it. `length` is the number of tokens held."""
-
-    length: int
-
-    def check(self, shape: Sequence[int]) -> None:
-        """Raise InputError unless new keys of this shape (B, H, T, K) fit."""
-
-    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append T tokens, (B, H, T, K) each. Return all tokens held, (B, H, S, K) each."""
-        ...
 
 
 class KeyValueCache:
@@ -60,15 +46,10 @@ class KeyValueCache:
 
     def check(self, shape: Sequence[int]) -> None:
         """Raise InputError unless new keys of this shape (B, H, T, K) fit."""
-        check_fits(shape, self.keys, self.length)
-
-
-def check_fits(shape: Sequence[int], keys: Tensor, length: int) -> None:
-    """Raise InputError unless keys of this shape (B, H, T, K) fit after `length` tokens in (B, H, L, K)."""
-    batch_size, num_heads, max_length, head_dim = keys.shape
-    if tuple(shape) != (batch_size, num_heads, shape[2], head_dim):
-        expected = f"({batch_size}, {num_heads}, T, {head_dim})"
-        raise InputError(f"the cache expected keys of shape {expected}, got {tuple(shape)}")
-    if length + shape[2] > max_length:
-        held = f"holds {length} of at most {max_length} tokens"
-        raise InputError(f"the cache {held}, {shape[2]} more do not fit")
+        batch_size, num_heads, max_length, head_dim = self.keys.shape
+        if tuple(shape) != (batch_size, num_heads, shape[2], head_dim):
+            expected = f"({batch_size}, {num_heads}, T, {head_dim})"
+            raise InputError(f"the cache expected keys of shape {expected}, got {tuple(shape)}")
+        if self.length + shape[2] > max_length:
+            held = f"holds {self.length} of at most {max_length} tokens"
+            raise InputError(f"the cache {held}, {shape[2]} more do not fit")

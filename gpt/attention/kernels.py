@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .blocks import attend_in_blocks, block_size, prefers_blocks
+_LONGEST = 1024  # tokens: above that, PyTorch's kernel is faster than blocks (docs/benchmarks.md)
+_LONGEST_COMPILED = 512  # a compiled program takes all queries as one block
+_SHORTEST_DIVIDED = 256  # tokens: below that, one block is faster than several
+_LARGEST_BLOCK = 256  # queries
 
 
 class Attended(NamedTuple):
@@ -84,10 +87,52 @@ def attention(
 def _causal_attention(query: Tensor, key: Tensor, value: Tensor, causal: Tensor, dropout_p: float) -> Tensor:
     """Attend from each of T tokens to itself and earlier tokens: (B, H, T, V)."""
     length = query.shape[2]
-    if prefers_blocks(query):
-        mask = causal[:length, :length]
-        return attend_in_blocks(query, key, value, mask, dropout_p, block_size(length))
+    if _prefers_blocks(query):
+        return attend_in_blocks(query, key, value, causal[:length, :length], dropout_p, _block_size(length))
     return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
+
+
+def _prefers_blocks(query: Tensor) -> bool:
+    """Whether `attend_in_blocks` is faster than PyTorch's kernel for queries (B, H, T, K)."""
+    if torch.compiler.is_exporting():  # the exported program may run on another device, at another length
+        return False
+    longest = _LONGEST_COMPILED if torch.compiler.is_compiling() else _LONGEST
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.shape[2] <= longest
+
+
+def _block_size(length: int) -> int:
+    """Return the number of queries in a block."""
+    # torch.compile would specialise a loop over blocks to one length.
+    if torch.compiler.is_compiling() or length < _SHORTEST_DIVIDED:
+        return length
+    return min(length // 2, _LARGEST_BLOCK)
+
+
+def attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, masked: Tensor, dropout_p: float, block: int
+) -> Tensor:
+    """Compute the context vectors of `attend` under the causal mask (T, T), R queries at a time.
+
+    (B, H, T, K), (B, H, T, K), (B, H, T, V) -> (B, H, T, V).
+
+    This is the fastest way in bfloat16 on a CPU. Each block multiplies only the keys up to its own end, E of
+    them, so most of what the mask hides is never computed. Two batched products per block read and write
+    memory fewer times than PyTorch's kernel.
+    """
+    batch, heads, length, key_width = query.shape
+    query, key, value = (x.flatten(0, 1) for x in (query, key, value))  # (B * H, T, K or V)
+    bias = torch.zeros_like(masked, dtype=query.dtype).masked_fill(masked, -torch.inf)  # (T, T)
+    contexts = []
+    end = 0
+    for queries in torch.split(query, block, dim=1):  # (B * H, R, K)
+        start = end
+        end += queries.shape[1]
+        keys = key[:, :end].transpose(1, 2)  # (B * H, K, E)
+        scores = torch.baddbmm(bias[start:end, :end], queries, keys, alpha=1 / math.sqrt(key_width))
+        weights = torch.softmax(scores, dim=-1).to(value.dtype)  # (B * H, R, E)
+        weights = torch.dropout(weights, dropout_p, train=True)
+        contexts.append(weights @ value[:, :end])  # (B * H, R, V)
+    return torch.cat(contexts, dim=1).view(batch, heads, length, value.shape[2])
 
 
 def _later_keys(causal: Tensor, num_queries: int, num_keys: int) -> Tensor:

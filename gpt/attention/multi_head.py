@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, check_least
-from .cache import KeyValueCache, LayerCache
+from .cache import KeyValueCache
 from .kernels import attention, causal_mask
 
 
@@ -80,7 +80,7 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = False,
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from each of T tokens to the keys it may see: (B, T, d_in) -> (B, T, d_out).
 
@@ -107,9 +107,9 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             key, value = cache.update(key, value)  # (B, H, S, K)
         dropout_p = self.dropout.p if self.training else 0.0
-        # softmax(QK^T / sqrt(K)) V: (B, H, T, K)
-        result, weights, no_key = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
-        out: Tensor = self.out_proj(result.transpose(1, 2).flatten(2))  # (B, T, d_out)
+        # Scores, masks, softmax, dropout: (B, H, T, K)
+        vectors, weights, no_key = attention(query, key, value, self.mask, masked, dropout_p, need_weights)
+        out: Tensor = self.out_proj(vectors.transpose(1, 2).flatten(2))  # heads side by side, (B, T, d_out)
         if no_key is not None:  # a token with no key in any head gives zeros, without the bias
             out = out.masked_fill(no_key.all(dim=-3), 0.0)
         return out if weights is None else (out, weights)
@@ -131,7 +131,7 @@ class MultiHeadAttention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)  # (B, H, T, K)
 
-    def _count_keys(self, x: Tensor, context: Tensor | None, cache: LayerCache | None) -> int:
+    def _count_keys(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> int:
         """Check the shapes and return S, the number of keys."""
         keys = x if context is None else context
         for name, tokens, batch in (("an input", x, "batch"), ("a context", keys, x.shape[0])):
@@ -159,10 +159,8 @@ class MultiHeadAttention(nn.Module):
         if mask is not None:
             pairs = num_tokens, num_keys
             _check("attn_mask", mask, pairs, (batch, *pairs), (batch, self.num_heads, *pairs))
-            if mask.dim() == 2:
-                mask = mask[None]  # (1, T, S)
-            if mask.dim() == 3:
-                mask = mask[:, None]  # (B, 1, T, S)
+            while mask.dim() < 4:
+                mask = mask.unsqueeze(-3)  # (1 or B, 1, T, S)
         if mask is None or padding is None:
             return padding if mask is None else mask
         return mask | padding

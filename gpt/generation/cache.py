@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpt.attention.cache import check_fits
+from gpt.attention import KeyValueCache
 from gpt.config import GPTConfig
 
 
@@ -50,11 +50,10 @@ class Cache:
         self.store[:, :, target, :, :columns] = self.store[:, :, source, :, :columns]
 
 
-class Rows:
+class Rows(KeyValueCache):
     """Some rows of one layer while T tokens are appended to each: keys and values (N, H, S, K).
 
-    They are a `LayerCache` for attention. `columns`, (N, T), are the new tokens' columns. The longest row
-    holds S - T tokens before.
+    `columns`, (N, T), are the new tokens' columns. The longest row holds S - T tokens before.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, columns: Tensor) -> None:
@@ -62,10 +61,6 @@ class Rows:
         self.values = values
         self.columns = columns
         self.length = keys.shape[2] - columns.shape[1]
-
-    def check(self, shape: Sequence[int]) -> None:
-        """Raise InputError unless new keys of this shape (N, H, T, K) fit."""
-        check_fits(shape, self.keys, self.length)
 
     def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write T new keys and values, (N, H, T, K) each. Return all columns in use, (N, H, S, K) each."""

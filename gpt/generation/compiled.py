@@ -62,7 +62,6 @@ class _Call(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int64),  # of the matrices: 0 float32, 1 bfloat16, 2 int8, 3 int4
         ("bfloat16_embeddings", ctypes.c_int64),
-        ("bfloat16_products", ctypes.c_int64),  # whether their inputs and outputs are rounded to it
         ("layers", ctypes.c_int64),
         ("D", ctypes.c_int64),
         ("H", ctypes.c_int64),
@@ -164,7 +163,6 @@ class Compiled:
         return _Call(
             kind=kind,
             bfloat16_embeddings=self._is_bfloat16,
-            bfloat16_products=kind != 0,
             layers=self._config.num_layers,
             D=self._config.emb_dim,
             H=self._config.num_heads,

@@ -10,9 +10,8 @@ Shapes: R texts, T tokens, P positions that are compared, V vocab_size.
 """
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -40,23 +39,8 @@ _POSITIONS = 4  # how many positions are compared, the last ones of each text
 _LEAST_CONTEXT = _POSITIONS + 2  # tokens; in a shorter context nothing can be compared
 _LENGTH = 17  # tokens of a text; longer texts are used while weights times tokens stay below `_WORK`
 _WORK = 400_000_000
-
-
-class _Part(NamedTuple):
-    """A read of the texts that are compared."""
-
-    unread: int  # how many tokens stay unread after it
-    logits: int  # how many it gives, those of its last tokens
-
-
-# How the texts are read. The program's bits do not depend on this, so one read is enough. With a cache they
-# are read as a prompt, a chunk and a single token.
-_AT_ONCE = (_Part(unread=0, logits=_POSITIONS),)
-_IN_PARTS = (
-    _Part(unread=_POSITIONS, logits=1),
-    _Part(unread=1, logits=_POSITIONS - 1),
-    _Part(unread=0, logits=1),
-)
+# The texts are read as a prompt, a chunk and a single token. After each, so many tokens of a text are unread.
+_UNREAD = (_POSITIONS, 1, 0)
 # How much logits may differ: root mean square of the difference, relative to that of the logits. Measured:
 # 3e-6 between float32 kernels, 0.034 between bfloat16 kernels, up to 0.09 between them and the products of
 # int8 or int4. Another activation function gives 0.07 and more.
@@ -74,7 +58,8 @@ class _Result(NamedTuple):
     cache_is_correct: bool = False  # whether the model's `forward` gives the same logits with a cache
 
 
-_results = WeakKeyDictionary[GPT, dict[BackendName | Rounding, _Result]]()
+_results = WeakKeyDictionary[GPT, dict[tuple[bool, Rounding | None], _Result]]()
+"""The results of each model, by whether there is a program and how it rounds."""
 _roundings = WeakKeyDictionary[GPT, Rounding]()
 """Models that are decoded with rounded matrices. Their own weights are not changed."""
 
@@ -103,12 +88,6 @@ def suits_program(model: GPT) -> bool:
     return has_suitable_widths and all(parameter.is_cpu for parameter in model.parameters())
 
 
-def check_backend(name: str) -> None:
-    """Raise InputError for a name that is none of `BackendName`."""
-    if name not in get_args(BackendName):
-        raise InputError(f"backend {name!r}: expected one of {', '.join(get_args(BackendName))}")
-
-
 def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
     """Return the backend of this name. It gives the logits of the model's own `forward`.
 
@@ -121,32 +100,12 @@ def backend_of(model: GPT, name: BackendName = "auto") -> Backend:
             raise InputError(f"only the compiled program decodes in {rounding}: leave backend='pytorch' out")
         return _compiled(model, rounding)
     program = build.program() if name == "auto" and suits_program(model) else None
-    result = _result(model, program, name)
+    result = _result(model, program, None)
     return result.compiled or Forward(model, cached=result.cache_is_correct)
 
 
 def _compiled(model: GPT, rounding: Rounding) -> Compiled:
     """Return the program with the model's matrices rounded; the errors of `backend_of`."""
-    _check_suits(model, rounding)
-    compiled = _result(model, build.build(), rounding).compiled
-    assert compiled is not None  # else there was an error
-    return compiled
-
-
-def _result(model: GPT, program: ctypes.CDLL | None, name: BackendName | Rounding) -> _Result:
-    """Return the result of the model's comparison, from before if the model has not changed."""
-    rounding = rounding_of(name)
-    results = _results.setdefault(model, {})
-    if name not in results:
-        results[name] = _compare_unless_noted(model, program, rounding)
-    elif results[name].state != _state(model, program):
-        # Changed weights, as in training, get no note: they do not come again.
-        results[name] = _compare(model, program, rounding)
-    return results[name]
-
-
-def _check_suits(model: GPT, rounding: Rounding) -> None:
-    """Raise InputError if the program cannot compute this model, or be compared with it. Only it rounds."""
     if not suits_program(model):
         raise InputError(
             f"precision {rounding} is for a model on a CPU, of a width that {2 * WIDTH_UNIT} divides, "
@@ -154,6 +113,21 @@ def _check_suits(model: GPT, rounding: Rounding) -> None:
         )
     if model.config.context_length < _LEAST_CONTEXT:
         raise InputError(f"precision {rounding} is for a context of {_LEAST_CONTEXT} tokens or more")
+    compiled = _result(model, build.build(), rounding).compiled
+    assert compiled is not None  # else there was an error
+    return compiled
+
+
+def _result(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None) -> _Result:
+    """Return the result of the model's comparison, from before if the model has not changed."""
+    results = _results.setdefault(model, {})
+    kind = program is not None, rounding
+    if kind not in results:
+        results[kind] = _compare_unless_noted(model, program, rounding)
+    elif results[kind].state != _state(model):
+        # Changed weights, as in training, get no note: they do not come again.
+        results[kind] = _compare(model, program, rounding)
+    return results[kind]
 
 
 @torch.inference_mode()
@@ -164,7 +138,7 @@ def _compare_unless_noted(model: GPT, program: ctypes.CDLL | None, rounding: Rou
     path = build.program_path()
     note = notes.key(model, program, path, rounding=rounding)
     if note and notes.has(path, note) and _computes_tiny(model, program):
-        return _Result(_state(model, program), Compiled(program, model, rounding=rounding))
+        return _Result(_state(model), Compiled(program, model, rounding=rounding))
     result = _compare(model, program, rounding)
     if note and result.compiled:
         notes.keep(path, note)
@@ -188,7 +162,7 @@ def _computes_tiny(model: GPT, program: ctypes.CDLL) -> bool:
             parameter.normal_(std=_TINY_STD, generator=generator)
         comparison = _Comparison(tiny)
         # With one thread none waits for another that gets no core.
-        comparison.check(Compiled(program, tiny, threads=1), _AT_ONCE, comparison.tolerance)
+        comparison.check(Compiled(program, tiny, threads=1), comparison.tolerance)
     except Exception:
         return False
     return True
@@ -201,11 +175,11 @@ def _compare(model: GPT, program: ctypes.CDLL | None, rounding: Rounding | None)
     Raises InputError if the program is to round the weights and is not correct.
     """
     if model.config.context_length < _LEAST_CONTEXT:  # nothing can be compared: no program and no cache
-        return _Result(_state(model, program), None)
+        return _Result(_state(model), None)
     comparison = _Comparison(model)
     compiled = _correct_program(model, program, rounding, comparison) if program else None
     cache_is_correct = compiled is None and _cache_is_correct(model, comparison)
-    return _Result(_state(model, program), compiled, cache_is_correct)
+    return _Result(_state(model), compiled, cache_is_correct)
 
 
 def _correct_program(
@@ -217,10 +191,10 @@ def _correct_program(
     """
     try:
         compiled = Compiled(program, model)
-        comparison.check(compiled, _AT_ONCE, comparison.tolerance)
+        comparison.check(compiled, comparison.tolerance)
         if rounding:  # beside PyTorch with rounded weights, as to round them changes logits by more
             compiled = Compiled(program, model, rounding=rounding)
-            _Comparison(rounded(model, rounding)).check(compiled, _AT_ONCE, _WITH_INTEGERS)
+            _Comparison(rounded(model, rounding)).check(compiled, _WITH_INTEGERS)
         return compiled
     except Exception as error:
         wrong = f"the compiled program does not compute this model: {error}"
@@ -233,7 +207,7 @@ def _correct_program(
 def _cache_is_correct(model: GPT, comparison: "_Comparison") -> bool:
     """Whether the model's `forward` gives the same logits with a cache. A line says if it does not."""
     try:
-        comparison.check(Forward(model, cached=True), _IN_PARTS, comparison.tolerance)
+        comparison.check(Forward(model, cached=True), comparison.tolerance)
     except Exception as error:
         notice_once(f"each token reads its text again, as a cache does not suit this model: {error}")
         return False
@@ -258,17 +232,18 @@ class _Comparison:
         is_exact = forward.like.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         self.tolerance = EXACT if is_exact else _ROUNDED
 
-    def check(self, backend: Backend, parts: Sequence[_Part], tolerance: float) -> None:
-        """Read the texts in parts. Raises ValueError if the last logits are not those expected."""
+    def check(self, backend: Backend, tolerance: float) -> None:
+        """Let the backend read the texts. Raises ValueError if its last logits are not those expected."""
         texts = self.texts
         cache = Cache(self.config, backend.like)
         cache.reserve(len(texts), len(texts[0]))
-        logits = []
+        logits: list[Tensor] = []
         held = [0] * len(texts)
-        for part in parts:
-            ends = [len(text) - part.unread for text in texts]
-            reads = [Read(row, text[: ends[row]], held[row], part.logits) for row, text in enumerate(texts)]
-            logits.append(backend.read(reads, cache).view(len(texts), part.logits, -1))
+        for unread in _UNREAD:
+            ends = [len(text) - unread for text in texts]
+            scored = ends[0] - held[0] if logits else 1  # of a prompt only the last token
+            reads = [Read(row, text[: ends[row]], held[row], scored) for row, text in enumerate(texts)]
+            logits.append(backend.read(reads, cache).view(len(texts), scored, -1))
             held = ends
         error = torch.cat(logits, dim=1)[:, -_POSITIONS:].cpu() - self.expected
         difference = error.square().mean().sqrt() / self.expected.square().mean().sqrt()
@@ -286,12 +261,12 @@ def texts_to_compare(model: GPT) -> Tensor:
     return (torch.arange(2 * length) * 7919 % model.config.vocab_size).view(2, length)
 
 
-def _state(model: GPT, program: ctypes.CDLL | None) -> list[tuple[int, ...]]:
+def _state(model: GPT) -> list[tuple[int, ...]]:
     """Return a value that changes when a tensor is written, or anything in the model is replaced.
 
     These are its tensors, layers, hooks and attributes.
     """
-    state: list[tuple[int, ...]] = [(program is not None,)]
+    state: list[tuple[int, ...]] = []
     for module in model.modules():
         state.append((id(type(module)),))
         for attribute in vars(module).values():

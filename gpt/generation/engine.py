@@ -12,12 +12,13 @@ always sees between half a context and a whole one, and a token costs at most ab
 import secrets
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import get_args
 
 import torch
 
 from gpt.errors import InputError, check_least
 from gpt.generation.cache import Cache
-from gpt.generation.decoding import Backend, BackendName, backend_of, check_backend
+from gpt.generation.decoding import Backend, BackendName, backend_of
 from gpt.generation.samples import NOT_FINITE, Beginning, Request, Sample, Token, log_probabilities
 from gpt.generation.sampling import sample_tokens
 from gpt.model import GPT
@@ -53,7 +54,8 @@ class Engine:
         chunk: int = 512,
     ) -> None:
         check_least(1, max_samples=max_samples, chunk=chunk)
-        check_backend(backend)
+        if backend not in get_args(BackendName):
+            raise InputError(f"backend {backend!r}: expected one of {', '.join(get_args(BackendName))}")
         self.model = getattr(model, "_orig_mod", model)  # the model inside the wrapper of torch.compile
         self.tokenizer = tokenizer
         self.backend = backend
@@ -146,25 +148,25 @@ class Engine:
             self._cache.reserve(len(self._rows), 0)
             if twin and twin.start == 0:  # its window has not moved
                 sample.copy(twin)
-                self._cache.copy(self._rows.index(twin), len(self._rows) - 1, sample.read)
+                self._cache.copy(self._rows.index(twin), len(self._rows) - 1, sample.held)
 
     def _read(self, samples: Sequence[Sample]) -> None:
-        """Read the next part of each sample in one call.
+        """Read the next tokens of each sample in one call.
 
         If that fails, read each sample separately, so that an error ends only the sample that causes it.
         """
-        parts = []
+        reads = []
         budget = self._chunk
         for sample in samples:
-            part = sample.part(self._rows.index(sample), max(1, budget))
-            budget -= len(part.tokens) - part.held - 1
-            parts.append(part)
+            read = sample.next_read(self._rows.index(sample), max(1, budget))
+            budget -= len(read.tokens) - read.held - 1
+            reads.append(read)
         try:
-            self._cache.reserve(0, max(len(part.tokens) for part in parts))
-            logits = self._backend.read(parts, self._cache)[:, : self._vocab_size]
-            logits_of_parts = torch.split(logits, [part.scored for part in parts])
-            for sample, part, scored in zip(samples, parts, logits_of_parts, strict=True):
-                sample.take(part, scored)
+            self._cache.reserve(0, max(len(read.tokens) for read in reads))
+            logits = self._backend.read(reads, self._cache)[:, : self._vocab_size]
+            logits_of_reads = torch.split(logits, [read.scored for read in reads])
+            for sample, read, scored in zip(samples, reads, logits_of_reads, strict=True):
+                sample.take(read, scored)
         except Exception as error:
             for sample in samples:
                 if len(samples) == 1:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import module as modules_of_torch
 
-from gpt.attention import blocks, kernels, multi_head
+from gpt.attention import kernels, multi_head
 from gpt.config import GPTConfig
 from gpt.errors import InputError
 from gpt.files import Folder, atomic_write, file_sha256
@@ -39,11 +39,11 @@ _PACKAGE = Path(__file__).parents[1]
 # Where the functions are written that a model may call. `NamedTuple` is a function too.
 _KNOWN_FILES = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", typing.__file__)
 # Whose functions a GPT calls, besides those of its classes.
-_MODULES = (sys.modules[GPT.__module__], multi_head, kernels, blocks, functional)
+_MODULES = (sys.modules[GPT.__module__], multi_head, kernels, functional)
 _PLAIN = (bool, int, float, str, tuple, GPTConfig, type(None))  # attributes whose text says all
 _PIECE = 1 << 20  # bytes that are hashed together
 _HASHES = 8  # `HASHES` in step.cpp: hashes of a piece
-_MOST = 1000  # notes; the oldest are dropped
+_MOST_NOTES = 1000  # the oldest are dropped
 
 
 class _Piece(ctypes.Structure):
@@ -89,7 +89,7 @@ def keep(path: Path, note: str) -> None:
     if note in notes:
         return
     with suppress(OSError), atomic_write(_file(path)) as file:
-        file.write("".join(f"{line}\n" for line in [*notes, note][-_MOST:]))
+        file.write("".join(f"{line}\n" for line in [*notes, note][-_MOST_NOTES:]))
 
 
 def _file(path: Path) -> Path:

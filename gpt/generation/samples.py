@@ -106,16 +106,16 @@ class Beginning:
 class Sample:
     """Sample `k` of a request: a text that is being written. It has a row in the cache once it runs.
 
-    The engine asks for the next `part` to read and gives it to `take` with its logits, while tokens are
-    `unread`. Then it calls `add` with a token that it draws from `logits`. The first ones belong to the
-    prompt, until no bytes of the prompt are left to be drawn: `rest`.
+    While tokens are `unread`, the engine asks for `next_read` and gives it to `take` with its logits. Then
+    it calls `add` with a token that it draws from `logits`. The first ones belong to the prompt, until no
+    bytes of the prompt are left to be drawn: `rest`.
 
     Only the last window of a prompt is read. If the prompt's tokens are to be scored, all windows are read.
 
     The window is the part of the text that the model sees. These are places in the text, and names of what
     lies between them:
 
-        0                 start                         read          length
+        0                 start                         place         length
         |  left behind    |  held: in the cache         |  unread     |
 
         0         added                       prompt_length           length
@@ -148,7 +148,7 @@ class Sample:
         self.prompt_length = len(beginning.tokens)
         self.is_scored = request.echo and request.alternatives is not None
         self.start = 0 if self.is_scored else window_start(self.prompt_length, context)
-        self.read = self.start
+        self.place = self.start
         self.logits = torch.empty(0)
         self._seen: Tensor | None = None  # (V,), whether an id came before; made when it is first asked for
         self.logprobs: list[LogProbs | None] = [None]  # nothing predicts the first token
@@ -177,43 +177,43 @@ class Sample:
     @property
     def unread(self) -> int:
         """The number of tokens that are not read yet."""
-        return self.length - self.read
+        return self.length - self.place
 
     @property
     def held(self) -> int:
         """The number of tokens of the window that are read."""
-        return self.read - self.start
+        return self.place - self.start
 
     @property
     def _has_logprobs(self) -> bool:
         """Whether every token of the prompt is scored, or none has to be."""
         return not self.is_scored or len(self.logprobs) == self.prompt_length
 
-    def part(self, row: int, most: int) -> Read:
-        """Return the next part to read into a row, of at most `most` tokens."""
-        end = min(self.length, self.read + most, self.start + self.context)
+    def next_read(self, row: int, most: int) -> Read:
+        """Return what to read next into a row: at most `most` new tokens."""
+        end = min(self.length, self.place + most, self.start + self.context)
         tokens = self._between(self.start, end)
         return Read(row, tokens, self.held, 1 if self._has_logprobs else len(tokens) - self.held)
 
-    def take(self, part: Read, logits: Tensor) -> None:
-        """Take the logits (N, V) of the scored tokens of a part that was read."""
-        end = self.start + len(part.tokens)
+    def take(self, read: Read, logits: Tensor) -> None:
+        """Take the logits (N, V) of the scored tokens of a read."""
+        end = self.start + len(read.tokens)
         if not self._has_logprobs:
             # The logits at a position predict the next token. An earlier window may have scored it already.
             known = len(self.logprobs)
             targets = self._between(known, min(self.length, end + 1))
-            first = known - 1 - self.read  # after a slide it may be beyond the part: both slices are empty
+            first = known - 1 - self.place  # after a slide it may be beyond the read: both slices are empty
             count = self.request.alternatives or 0
             self.logprobs += log_probabilities(logits[first : first + len(targets)], targets, count)
-        self.read = end
+        self.place = end
         self.logits = logits[-1:]
         self._slide()
 
     def _slide(self) -> None:
         """Move the window if it has no room for the next token."""
         if self.unread and self.held == self.context:
-            self.start = window_start(self.read + 1, self.context)
-            self.read = self.start
+            self.start = window_start(self.place + 1, self.context)
+            self.place = self.start
 
     def allowed_logits(self) -> Tensor:
         """Return the logits (1, V); -inf where an id contradicts the prompt."""
@@ -242,7 +242,7 @@ class Sample:
 
     def copy(self, twin: "Sample") -> None:
         """Take over all that a sample of the same prompt has read, except the last token."""
-        self.read = self.length - 1
+        self.place = self.length - 1
         self.logprobs = twin.logprobs[: self.length]
 
     def end(self, reason: str) -> None:

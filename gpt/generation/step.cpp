@@ -72,7 +72,6 @@ struct Model {
 struct Call {
   int64_t kind;  // of the matrices: 0 float32, 1 bfloat16, 2 int8, 3 int4, where the head is int8
   int64_t bfloat16_embeddings;
-  int64_t bfloat16_products;  // whether inputs and outputs of products are rounded to bfloat16
   int64_t layers, D, H, V;
   int64_t exact_gelu;
   int64_t threads;
@@ -222,7 +221,7 @@ constexpr int64_t CHUNK = 1024;
 static_assert(CHUNK / W * 32767 * 127 <= INT32_MAX);
 
 // Rows that are multiplied with a weight while it is near: this many fit into the L2 cache.
-constexpr int64_t MOST = 128;
+constexpr int64_t MOST_ROWS = 128;
 
 // How far apart the W rows of the weight are that a thin tile multiplies with a single row of x, at most. See
 // `one_row`. With AVX-512, int8 is faster with neighbouring rows that are fetched ahead.
@@ -433,7 +432,7 @@ struct Worker {
   Shared<Input>& shared;
   int64_t thread, num_threads;
   Input* h;  // (N, D), normalised
-  void* factors_at;  // memory for MOST rows of 4 D factors, where factors are not the inputs themselves
+  void* factors_at;  // memory for MOST_ROWS rows of 4 D factors, where factors are not the inputs themselves
   float* scores;  // memory for those of one query
   int64_t expected = 0;  // of `arrived`, at the next barrier
 
@@ -540,9 +539,10 @@ struct Worker {
     });
   }
 
-  // The nearest bfloat16, where PyTorch's products in bfloat16 and int8 take and give it.
+  // The nearest bfloat16, unless the weights are float32: PyTorch's products in bfloat16 and int8 take and
+  // give it.
   Floats to_bfloat16(Floats value) const {
-    if (!s.bfloat16_products) return value;
+    if (s.kind == 0) return value;
     Ints bits = (Ints)value;
     Ints nearest = (bits + 0x7fff + (bits >> 16 & 1)) & ~0xffff;
     return (Floats)(value == value ? nearest : bits);  // NaN stays NaN
@@ -605,9 +605,9 @@ struct Worker {
   // Weight: the type of this layer's.
   template <class Weight, class Write>
   void product(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
-    float units[MOST];
-    for (int64_t n = 0; n < N; n += MOST) {
-      const int64_t rows = std::min(MOST, N - n);
+    float units[MOST_ROWS];
+    for (int64_t n = 0; n < N; n += MOST_ROWS) {
+      const int64_t rows = std::min(MOST_ROWS, N - n);
       auto write_some = [&](int64_t row, int64_t o, Floats values) { write(n + row, o, values); };
       if constexpr (std::is_same_v<Weight, Group>) {
         int4_rows(linear, x + n * I, rows, I, O, write_some);
@@ -619,7 +619,7 @@ struct Worker {
     }
   }
 
-  // For up to MOST rows of x and a weight in int4, which stays in the L1 cache for all of them.
+  // For up to MOST_ROWS rows of x and a weight in int4, which stays in the L1 cache for all of them.
   template <class Write>
   void int4_rows(const Layer& linear, const Input* x, int64_t N, int64_t I, int64_t O, Write write) const {
     const int64_t groups = I / GROUP;
@@ -689,11 +689,11 @@ struct Worker {
   // Where these rows are widened; with a power of two all of them would go to the same lines of the cache.
   static constexpr int64_t WIDTH = CHUNK + 4 * W / sizeof(Factor);
 
-  // The same for up to MOST rows of x, which share what is loaded of the weight.
+  // The same for up to MOST_ROWS rows of x, which share what is loaded of the weight.
   template <class Weight, class Write>
   void some_rows(const Layer& linear, const Factor* x, const float* units, int64_t N, int64_t I, int64_t O,
                  Write write) const {
-    Line totals[MOST];
+    Line totals[MOST_ROWS];
     const Range own = part(O);
     for (int64_t o = own.begin; o < own.end; o += W) {
       const Weight* weight = (const Weight*)linear.weight + o * I;
@@ -865,7 +865,7 @@ static void run(const Model& model, const Call& s, const Token* tokens, float* l
   // Lines of each thread: `h`, `factors_at` and `scores`.
   const int64_t normalised = N * D / W;
   const bool needs_factors = !std::is_same_v<Input, Factor> || std::is_same_v<Type, Group>;
-  const int64_t factors = needs_factors ? std::min(N, MOST) * 4 * D / W : 0;
+  const int64_t factors = needs_factors ? std::min(N, MOST_ROWS) * 4 * D / W : 0;
   const int64_t each = normalised + factors + longest / W + 1;
   std::vector<Line> scratch(each * s.threads);
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from gpt.cores import cores
 from gpt.errors import InputError
 from gpt.plain import JsonObject
-from gpt.training.sampled import LATE, LATE_RATE
+from gpt.training.sampled import LATE, LATE_ONE_IN
 from gpt.training.schedule import learning_rates
 from gpt.training.speed import Machine, Shape
 
@@ -277,7 +277,7 @@ def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
     validations, seconds_of_one = _validations(text, machine, seconds, shape)
     # Seconds of a step, with the samples of the vocabulary as they are early and late in the run.
     early = shape.operations(machine.sampled_softmax) / machine.speed
-    late = shape.operations(min(LATE_RATE, machine.sampled_softmax)) / machine.speed
+    late = shape.operations(min(LATE_ONE_IN, machine.sampled_softmax)) / machine.speed
     steps_in_time = max(seconds - validations * seconds_of_one, 0.0) / ((1 - LATE) * early + LATE * late)
     steps_in_part = MOST_EPOCHS * text.train_tokens(shape.vocab_size) / shape.tokens
     bpe_dropout, dropout = _regularisation(text, machine, shape, steps_in_time, given)

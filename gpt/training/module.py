@@ -28,7 +28,7 @@ from gpt.training.lora import LoRAConfig, add_adapters
 from gpt.training.loss import Kernel, head_cross_entropy, is_matrix
 from gpt.training.optimizers import OptimizerConfig, build_optimizer
 from gpt.training.options import ModelOptions
-from gpt.training.sampled import LATE_RATE, early_steps, sampled_cross_entropy
+from gpt.training.sampled import LATE_ONE_IN, early_steps, sampled_cross_entropy
 from gpt.training.schedule import learning_rate_factor
 from gpt.weights.load import PretrainedGPT, StoredModel, read_weights, start_from
 
@@ -105,13 +105,13 @@ class LanguageModel(LightningModule):
         targets = y.flatten()
         chunk = self.options.loss_chunk
         # Scoring all is cheap on a GPU, while reading a sample's size would wait for it.
-        rate = self.options.sampled_softmax if self.training and x.device.type == "cpu" else 1
-        if rate > 1 and self.step >= early_steps(self.total_steps):
-            rate = LATE_RATE
-        if rate > 1:
+        one_in = self.options.sampled_softmax if self.training and x.device.type == "cpu" else 1
+        if one_in > 1:
+            if self.step >= early_steps(self.total_steps):
+                one_in = LATE_ONE_IN
             if not is_matrix(head):
                 raise InputError("model.sampled_softmax needs a head that is a plain matrix: set it to 1")
-            return sampled_cross_entropy(rows, head.weight, targets, rate, chunk, self.kernel)
+            return sampled_cross_entropy(rows, head.weight, targets, one_in, chunk, self.kernel)
         return head_cross_entropy(head, rows, targets, chunk, self.kernel)
 
     def continue_from(self, step: int, total_steps: int) -> None:

@@ -31,9 +31,9 @@ class ModelOptions:
     loss_chunk: int | None = None
     """Tokens whose logits are in memory at the same time; by default 8,192 on a GPU, else 1,024. Rare."""
     sampled_softmax: int = 1
-    """Sampled softmax on a CPU: score a batch's targets and a random 1/N of the other tokens. In the last
-    fifth of the updates it is one half. A small model with a large vocabulary then learns as much per step,
-    in less time. A GPU scores all tokens, which is fast there; sampling would make it wait. Rare."""
+    """N of the sampled softmax on a CPU: score a batch's targets and a random 1/N of the other tokens. In the
+    last fifth of the updates N is 2. A small model with a large vocabulary then learns as much per step, in
+    less time. A GPU scores all tokens, which is fast there; sampling would make it wait. Rare."""
 
     def __post_init__(self) -> None:
         check_least(1, loss_chunk=self.loss_chunk, sampled_softmax=self.sampled_softmax)

@@ -54,6 +54,23 @@ def test_autocast_paths_agree_with_single_precision(masked: bool, dtype: torch.d
     torch.testing.assert_close(explicit.float(), expected, atol=2e-2, rtol=2e-2)
 
 
+def test_a_cache_keeps_its_memory_and_bad_input_leaves_it_unchanged(x: Tensor) -> None:
+    module = build()
+    cache = module.new_cache(BATCH)
+    memory = cache.keys.data_ptr()
+    module(x, cache=cache)
+    keys = cache.keys.clone()
+
+    with refused("(1, 7) or (2, 1, 7) or (2, 3, 1, 7), got torch.bool"):
+        module(x[:, :1], cache=cache, attn_mask=mask(1, 1))
+    with refused("holds 6 of at most 8 tokens, 3 more do not fit"):
+        module(x[:, :3], cache=cache)
+
+    assert cache.length == 6
+    assert torch.equal(cache.keys, keys)
+    assert cache.keys.data_ptr() == memory
+
+
 @pytest.fixture
 def _no_graphs_of_other_tests() -> None:
     torch._dynamo.reset()
@@ -190,8 +207,10 @@ def test_an_argument_that_does_not_fit_is_named(arguments: dict[str, Any], messa
         build()(**{"x": x, **arguments})
 
 
-def test_a_context_that_does_not_fit_is_named(x: Tensor) -> None:
+def test_what_does_not_fit_without_a_causal_mask_is_named(x: Tensor) -> None:
     module = build(causal=False)
+    with refused("a cache needs causal=True"):
+        module.new_cache(2)
     with refused("a context of shape (2, tokens, 5), got (1, 7, 5)"):
         module(x, context=tokens(1, 7, 5))
     with refused("(6, 7) or (2, 6, 7) or (2, 3, 6, 7), got torch.bool of shape (7, 6)"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt.attention import CausalAttention, MultiHeadAttention, MultiHeadAttn
+from gpt.attention import CausalAttention, MultiHeadAttn
 from gpt.errors import InputError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "attention_walkthrough.py"
@@ -48,13 +48,6 @@ def test_causal_attention_drops_weights_in_training_only() -> None:
     assert not torch.equal(system(x), system(x))
     system.eval()
     assert torch.equal(system(x), system(x))
-
-
-def test_at_gpt2_smalls_size_it_has_the_parameters_of_the_chapters_exercise() -> None:
-    system = MultiHeadAttention(768, 768, 1024, 0.0, num_heads=12)
-    names = [name for name, _ in system.named_children()]
-    assert names == ["W_query", "W_key", "W_value", "out_proj", "dropout"]
-    assert sum(parameter.numel() for parameter in system.parameters()) == 2_360_064
 
 
 def test_fused_keeps_the_names_of_the_chapter() -> None:

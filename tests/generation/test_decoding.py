@@ -85,17 +85,13 @@ def test_a_model_is_decoded_in_the_precision_that_was_chosen_last():
 
 
 @pytest.mark.usefixtures("built")
-def test_pytorch_does_not_decode_what_is_rounded():
-    model = for_decoding(sharp(), "int8")
-    with pytest.raises(InputError, match="only the compiled program decodes in int8"):
-        generate(model, [[1, 2]], max_new_tokens=3, backend="pytorch")
-
-
-@pytest.mark.usefixtures("built")
-def test_pytorch_can_be_chosen():
+def test_pytorch_can_be_chosen_unless_weights_are_rounded():
     model = sharp()
     assert isinstance(backend_of(model), Compiled)
     assert isinstance(backend_of(model, "pytorch"), Forward)
+    for_decoding(model, "int8")
+    with pytest.raises(InputError, match="only the compiled program decodes in int8"):
+        backend_of(model, "pytorch")
 
 
 UNSUITABLE = {

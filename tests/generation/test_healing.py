@@ -130,6 +130,8 @@ def test_ids_are_left_as_they_are_unless_their_tokenizer_is_given(learned):
     assert left[: len(prompt)] == prompt
     (healed,) = generate(model, [prompt], heal=tokenizer, **how)
     assert tokenizer.decode(healed).startswith("We'll see the functional")
+    (word,) = generate(model, [tokenizer.encode("We'")], heal=tokenizer, **how)
+    assert SENTENCE.startswith(tokenizer.decode(word))  # without an added token
     documents = [[tokenizer.eot, *prompt], [tokenizer.eot, *tokenizer.encode("W")]]
     for row in generate(model, documents, heal=tokenizer, **how):
         assert row[0] == tokenizer.eot and SENTENCE.startswith(tokenizer.decode(row[1:]))
@@ -157,10 +159,3 @@ def test_a_prompt_of_one_word_is_echoed_whole_and_without_an_added_token(learned
     tokens = list(engine.run())
     assert [token.id for token in tokens] == tokenizer.encode(prompt)
     assert "".join(token.text for token in tokens) == prompt and tokens[-1].finished == "length"
-
-
-def test_generate_returns_a_healed_prompt_of_one_word_without_an_added_token(learned):
-    model, tokenizer = learned
-    prompt = tokenizer.encode(SENTENCE[:3])
-    (row,) = generate(model, [prompt], max_new_tokens=5, temperature=0, heal=tokenizer)
-    assert SENTENCE.startswith(tokenizer.decode(row))

@@ -52,21 +52,23 @@ def kept(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int4"])
-def test_weights_are_compared_once(precision, compared, file):
-    first = for_decoding(sharp(), precision)
+SHAPES = {
+    "bfloat16": {"num_heads": 1},
+    "float32": {"num_heads": 6, "qkv_bias": False, "exact_gelu": True, "tie_embeddings": False},
+    "int4": {"num_heads": 2},
+}
+
+
+@pytest.mark.parametrize(("precision", "shape"), SHAPES.items(), ids=SHAPES)
+def test_weights_of_any_shape_are_compared_once(precision, shape, compared, file):
+    config = GPTConfig(vocab_size=50, context_length=32, emb_dim=96, num_layers=1, **shape)
+    first = for_decoding(sharp(config), precision)
     assert isinstance(backend_of(first), Compiled)
     before, notes_before = torch.get_rng_state(), kept(file)
-    backend = backend_of(for_decoding(sharp(), precision))
+    backend = backend_of(for_decoding(sharp(config), precision))
     assert isinstance(backend, Compiled) and backend.rounding == (precision if precision == "int4" else None)
     assert compared == [first] and kept(file) == notes_before
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_each_rounding_is_compared(compared, file):
-    for precision in (None, "int8", "int4"):
-        backend_of(for_decoding(sharp(), precision))
-    assert len(compared) == len(kept(file)) == 3
 
 
 def test_another_process_compares_no_more():
@@ -103,6 +105,7 @@ def untied(model, patch):
 
 
 CHANGES = {
+    "a rounding": lambda model, patch: for_decoding(model, "int8"),
     "threads": lambda model, patch: patch.setattr(torch, "get_num_threads", lambda: 2),
     "a program": rebuild,
     "a version of torch": lambda model, patch: patch.setattr(torch, "__version__", "0"),
@@ -148,26 +151,23 @@ def test_source_that_is_newer_than_the_process_is_not_what_it_runs(source, compa
     assert len(compared) == 2 and not kept(file)
 
 
-@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "no text"])
-def test_a_damaged_note_is_ignored(is_cut, compared, file):
+def test_a_damaged_note_a_link_and_a_folder_are_no_notes(tmp_path, compared, file):
     backend_of(sharp())
     (note,) = kept(file)
-    file.write_bytes(note[:40].encode() if is_cut else b"\xff" * 64)
-    backend_of(sharp())
-    assert len(compared) == 2 and kept(file)[-1] == note and {len(line) for line in kept(file)} == {64}
-    backend_of(sharp())
-    assert len(compared) == 2
-
-
-def test_a_link_and_a_folder_are_no_notes(tmp_path, compared, file):
-    backend_of(sharp())
+    for count, damaged in enumerate([note[:40].encode(), b"\xff" * 64], start=2):
+        file.write_bytes(damaged)
+        for _ in range(2):
+            backend_of(sharp())
+        assert (
+            len(compared) == count and kept(file)[-1] == note and {len(line) for line in kept(file)} == {64}
+        )
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     backend_of(sharp())
     file.unlink()
     file.mkdir()
     assert isinstance(backend_of(sharp()), Compiled)
-    assert len(compared) == 3
+    assert len(compared) == 5
 
 
 def test_where_nothing_can_be_written_each_process_compares(compared, file, monkeypatch, capsys):
@@ -265,16 +265,6 @@ def test_what_changes_all_models_counts_after_a_note(context):
     backend_of(sharp())
     with context():
         assert isinstance(backend_of(sharp()), Forward)
-
-
-SHAPES = [{"num_heads": 1}, {"qkv_bias": False, "exact_gelu": True, "tie_embeddings": False}]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_tiny_model_of_any_shape_is_computed(shape):
-    model = GPT(GPTConfig(**{"vocab_size": 50, "emb_dim": 96, "num_heads": 6, "num_layers": 1, **shape}))
-    with torch.inference_mode():
-        assert decoding._computes_tiny(model, build.program())
 
 
 def formula(piece: bytes) -> list[int]:

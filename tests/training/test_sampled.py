@@ -23,7 +23,7 @@ def test_a_sample_has_the_targets_and_others_that_count_for_those_left_out(ignor
     targets = torch.randint(0, 97, (50,))
     targets[:ignored] = IGNORE_INDEX
     torch.manual_seed(5)
-    ours = sampled_cross_entropy(features, weight, targets, rate=4, chunk=20)
+    ours = sampled_cross_entropy(features, weight, targets, one_in=4, chunk=20)
 
     torch.manual_seed(5)
     times = 4.0 * (torch.rand(97) < 1 / 4)
@@ -38,11 +38,11 @@ def test_a_sample_has_the_targets_and_others_that_count_for_those_left_out(ignor
 
 def test_the_last_fifth_of_the_updates_scores_half_of_the_ids(workplace, monkeypatch):
     """There are four updates of two batches each."""
-    rates = []
+    drawn = []
 
-    def noted(features, weight, targets, rate, *more):
-        rates.append(rate)
-        return sampled_cross_entropy(features, weight, targets, rate, *more)
+    def noted(features, weight, targets, one_in, *more):
+        drawn.append(one_in)
+        return sampled_cross_entropy(features, weight, targets, one_in, *more)
 
     monkeypatch.setattr(module, "sampled_cross_entropy", noted)
     data = TokenData("text.txt", vocab_size=300, context_length=16, batch_size=4)
@@ -51,7 +51,7 @@ def test_the_last_fifth_of_the_updates_scores_half_of_the_ids(workplace, monkeyp
     trainer(max_steps=4, accumulate_grad_batches=2, limit_val_batches=0).fit(trained, data)
     with torch.no_grad():  # a validation scores all ids
         trained.eval().cross_entropy(next(iter(data.val_dataloader())))
-    assert rates == [5] * 6 + [2] * 2
+    assert drawn == [5] * 6 + [2] * 2
 
 
 @pytest.mark.parametrize(("vocab_size", "tokens"), [(1024, 6144), (4096, 1536)])
@@ -60,7 +60,7 @@ def test_the_share_that_is_sampled_is_that_of_a_text(vocab_size, tokens):
     ids = torch.from_numpy(learn([text], VocabularyToLearn(vocab_size)).encode_array(text).astype("int64"))
     starts = torch.randint(len(ids) - 64, (tokens // 64, 1))
     targets = ids[starts + torch.arange(64)].unique().numel()
-    for rate in (2, 8):
-        expected = (targets + (vocab_size - targets) / rate) / vocab_size
-        assert sampled_share(vocab_size, tokens, rate) == pytest.approx(expected, abs=0.1)
+    for one_in in (2, 8):
+        expected = (targets + (vocab_size - targets) / one_in) / vocab_size
+        assert sampled_share(vocab_size, tokens, one_in) == pytest.approx(expected, abs=0.1)
     assert sampled_share(vocab_size, tokens, 1) == 1

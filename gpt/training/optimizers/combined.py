@@ -7,14 +7,6 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import StateDict
 
-Closure = Callable[[], float] | None
-
-
-def closure_loss(closure: Closure) -> float | None:
-    """Call a step's closure with gradients enabled and return its loss; None without a closure."""
-    with torch.enable_grad():
-        return closure() if closure else None
-
 
 class Part(NamedTuple):
     """An optimizer of some weights."""
@@ -36,8 +28,9 @@ class CombinedOptimizer(Optimizer):
         super().__init__([group for part in parts for group in part.optimizer.param_groups], defaults={})
         self._share()
 
-    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
-        loss = closure_loss(closure)
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure() if closure else None
         for part in self.parts:
             part.optimizer.step()
         return loss

@@ -8,14 +8,12 @@ from torch import Tensor
 from torch.optim import Muon
 from torch.optim.optimizer import ParamsT
 
-from gpt.training.optimizers.combined import Closure, closure_loss
-
 
 class StackedMuon(Muon):
     """`torch.optim.Muon`, but it orthogonalises all matrices of one shape in one batched product, in `dtype`.
 
     The update equals that of torch's Muon with `match_rms_adamw`, up to rounding. It takes far fewer calls,
-    which dominate the time of a small model's step.
+    which dominate the time of a small model's step. `step` takes no closure.
     """
 
     def __init__(
@@ -31,16 +29,14 @@ class StackedMuon(Muon):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Closure = None) -> float | None:  # type: ignore[override]
-        loss = closure_loss(closure)
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            groups = defaultdict[tuple[int, ...], list[Tensor]](list)
-            for weight in weights:
-                groups[tuple(sorted(weight.shape))].append(weight)
-            for same_shape in groups.values():
-                self._update(same_shape, group)
-        return loss
+            shapes = defaultdict[tuple[int, ...], list[Tensor]](list)
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    shapes[tuple(sorted(weight.shape))].append(weight)
+            for weights in shapes.values():
+                self._update(weights, group)
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Update weights of one shape, some of them transposed, by the settings of their group in torch."""

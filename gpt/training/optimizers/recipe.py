@@ -36,7 +36,8 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates for the first and second moments. Rare."""
     warmup_steps: int = 50
-    """Steps over which the learning rate rises to its peak. Elsewhere: warmup_iters, warmup_ratio."""
+    """Steps over which the learning rate rises to its peak, which a shorter run never reaches.
+    Elsewhere: warmup_iters, warmup_ratio."""
     schedule: Schedule = "linear"
     """How the learning rate falls after the warmup. Elsewhere: lr_scheduler_type."""
     final_lr_fraction: float = 0.0
