@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_LONGEST = 1024  # tokens: above that, PyTorch's kernel is faster than blocks (docs/benchmarks.md)
+_LONGEST = 1024  # tokens: above that, PyTorch's kernel is faster than blocks (docs/log/step.md)
 _LONGEST_COMPILED = 512  # a compiled program takes all queries as one block
 _SHORTEST_DIVIDED = 256  # tokens: below that, one block is faster than several
 _LARGEST_BLOCK = 256  # queries

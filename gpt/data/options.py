@@ -61,15 +61,16 @@ class DataOptions:
     """Fraction of the text to hold out. By default a tenth of a text of up to one megabyte; of a longer
     text, 100 times the square root of its bytes."""
     most_bytes: int | None = None
-    """Read only about this many bytes of a longer text, in parts spread over all of it."""
+    """Read only about this many bytes of a longer text: parts from all of it, or its beginning where a file
+    can only be read in order."""
     vocabulary: str | None = None
     """gpt2, gpt2:SIZE, learn, learn:SIZE, or a tokenizer.json file. By default GPT-2's tokens, as many as the
     model has. `quick`, `tinyshakespeare` and plans learn a vocabulary."""
     shift: bool = False
     """Cut the text into windows at another offset each epoch. Examples are not shifted."""
     bpe_dropout: float = 0.0
-    """Share of the BPE merges that are skipped, at random each time. 0.05 helps where a text is read for six
-    epochs or more (Provilkov et al. 2020). Examples are not changed. Rare."""
+    """Share of the BPE merges that are skipped, at random each time (Provilkov et al. 2020). 0.05 helps where
+    a model could memorise its text: docs/log/overfitting.md. Examples are not changed. Rare."""
     isolate: bool = False
     """Keep attention within a document, as within a conversation with all its turns. Rare."""
     text_column: str | None = None

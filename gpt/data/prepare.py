@@ -52,7 +52,8 @@ def prepare(
         vocab_size: the number of tokens where `vocabulary` gives none, by default GPT-2's 50257.
         val_fraction: the fraction of the text to hold out. By default a tenth of a text of up to one
             megabyte; of a longer text, 100 times the square root of its bytes.
-        most_bytes: tokenize only about this many bytes of a longer text, in parts spread over all of it.
+        most_bytes: tokenize only about this many bytes of a longer text: parts from all of it, or its
+            beginning where a file can only be read in order.
         text_column: the column of the text, PROMPT,COMPLETION, PROMPT,INPUT,COMPLETION or the column of
             messages. By default `text`, or else the columns of examples in docs/tune.md. In examples, only
             the replies are scored.

@@ -30,7 +30,7 @@ Values = JsonObject  # option values by dotted name, such as "data.batch_size"
 _FIT = """Train a model on a text: a file, a folder, a pattern or a data set of the hub.
 With --minutes, the text and the time decide model and training. With --trainer.max_steps or another limit,
 the options below do. Without either, the run takes two minutes. Rare options: docs/options.md."""
-_VALIDATE = """Print the loss and the bits per byte of a run's checkpoint on the text that the run held out.
+_VALIDATE = """Print loss and bits per byte of a run's newest checkpoint on the text that the run held out.
 The run decides all options that are not given."""
 
 

@@ -100,8 +100,8 @@ class StartOptions:
     ckpt_path: str | None = None
     """The checkpoint or folder of a run that `gpt validate` scores."""
     minutes: str | None = None
-    """Choose a model that suits the text and this time, and train it. The time, such as 90s, 10m or 8h,
-    includes start and end. Elsewhere: time."""
+    """Train a model that suits the text and this time: minutes, or a time such as 90s or 8h, from the start
+    of the command to its end. With --model.init_from, these weights are tuned. Elsewhere: time."""
 
     def __post_init__(self) -> None:
         if self.resume is not None and self.ckpt_path is not None:

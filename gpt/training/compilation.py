@@ -18,7 +18,7 @@ def compile_model(module: "LanguageModel") -> None:
     """Compile a model's blocks in place; without a compiler, only print a notice.
 
     All blocks share one compilation, so its time does not grow with depth. On a GPU the loss is compiled too;
-    on a CPU that would be slower (docs/benchmarks.md).
+    on a CPU that would be slower (docs/log/step.md).
     """
     if not has_compiler():
         how = "install it, or name another with CXX"

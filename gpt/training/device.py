@@ -65,7 +65,7 @@ def keep_freed_memory() -> None:
     """Make glibc keep the memory of freed tensors for later ones; do nothing with another C library.
 
     By default glibc returns every large block to the system at once. The system then has to clear each page
-    when it is used again, which takes a good part of a GPT-2 step on a CPU (docs/benchmarks.md).
+    when it is used again, which takes a good part of a GPT-2 step on a CPU (docs/log/step.md).
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # it is another C library

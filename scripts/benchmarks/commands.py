@@ -20,7 +20,7 @@ TRAINING = {
     "gpt fit text.txt --minutes {minutes} --run mine": "trains, and ends when the time is over",
 }
 USING = {
-    "gpt generate --checkpoint runs/mine --prompt 'def '": "writes 200 tokens",
+    "gpt generate --checkpoint runs/mine --prompt 'def '": "writes 128 tokens",
     "gpt prepare text.txt --output prepared": "makes files of tokens",
     "gpt attention --checkpoint runs/mine --text 'def add(a, b):' --output maps": "draws each head",
     "gpt plot runs/mine --output loss.png": "draws the losses",
