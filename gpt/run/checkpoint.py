@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gpt.errors import InputError
-from gpt.files import atomic_write
 from gpt.run.folder import RunFolder
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers.combined import CombinedOptimizer
@@ -189,12 +188,6 @@ class Checkpoints:
         except InputError:
             return -1
         return run.step if run else 0
-
-
-def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) -> None:
-    """Write a checkpoint atomically; after an OSError the old file is unchanged."""
-    with atomic_write(path, "wb") as file:
-        write(file, tensors, model, run)
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:

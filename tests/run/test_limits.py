@@ -6,7 +6,7 @@ import pytest
 
 from gpt.errors import InputError
 from gpt.plan.rule import END_SECONDS, Given, Machine, Plan, Text, choose
-from gpt.run.limits import End, Limits, Parts, first_of_steps_and_epochs
+from gpt.run.limits import Limits, first_of_steps_and_epochs, next_part
 from gpt.run.options import Options, TrainerOptions
 from gpt.run.signals import Stopped
 from gpt.training.options import ModelOptions
@@ -120,20 +120,17 @@ def test_a_run_that_became_four_times_as_long_is_validated_a_fourth_as_often():
 
 
 @pytest.mark.parametrize(
-    ("in_time", "then"),
+    ("in_time", "end", "why"),
     [
-        (119, "the rest of the time is too short for a further part"),
-        (120, ""),  # all the time is the last part
-        (299, ""),
-        (300, "a further part of the time"),
+        (119, 100, "the rest of the time is too short for a further part"),
+        (120, 1 << 53, ""),  # all the time is the last part
+        (299, 1 << 53, ""),
+        (300, 200, "a further part of the time"),
     ],
 )
-def test_a_further_part_is_as_long_as_all_before_where_there_is_time_for_it_and_another(in_time, then):
-    parts = Parts(100)
-    end = parts.extend(RunPart(step=100, best_step=100), in_time)
-    assert (end or parts.end).why == then
-    if end is None:
-        assert parts.end == (End(200, then) if then else Parts(None).end)
+def test_a_further_part_is_as_long_as_all_before_where_there_is_time_for_it_and_another(in_time, end, why):
+    part = next_part(RunPart(step=100, best_step=100), in_time)
+    assert (part.step, part.why) == (end, why)
 
 
 @pytest.mark.parametrize(
