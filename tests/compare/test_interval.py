@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpt.compare.interval import Interval, mean_interval, paired_interval, student_t
+from gpt.compare.interval import Interval, paired_interval, student_t
 
 # Two-sided 95 %, from the tables of textbooks.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
@@ -15,7 +15,7 @@ def test_students_t_is_that_of_the_tables():
 
 def test_one_text_is_the_paired_t_test():
     values = np.array([0.011, 0.018, 0.009, 0.016, 0.020])
-    interval = mean_interval(values.tolist())
+    interval = paired_interval([values.tolist()])
     assert interval.mean == pytest.approx(values.mean())
     assert interval.half == pytest.approx(2.776445 * values.std(ddof=1) / np.sqrt(5), rel=1e-6)
 
