@@ -219,17 +219,11 @@ def test_runs_read_the_files_that_a_corpus_file_means_here(tmp_path):
 
 def test_a_text_and_a_candidate_mean_the_files_of_the_folder_where_they_are_named(tmp_path):
     """Whatever the current folder is when they are used."""
-    (tmp_path / "deep").mkdir()
-    Path("deep/my.txt").write_text("another", "utf-8")
-    Path("both.yaml").write_text("corpus: {files: [my.txt, other.txt]}", "utf-8")
     Path("words.json").write_text("{}", "utf-8")
     named = {**OPTIONS, "data": {"vocabulary": "words.json"}, "model": {"init_from": "openai-community/gpt2"}}
-    text, plain = Text.of("both.yaml"), Text.of("my.txt")
+    text = Text.of("my.txt")
     candidate = Candidate.of(Variant("quick", ()), named)
-    os.chdir("deep")
-    assert plain.corpus == str(tmp_path / "my.txt")
-    files = (str(tmp_path / "my.txt"), str(tmp_path / "other.txt"))
-    assert named_corpus(corpus_for_runs(text, tmp_path / "comparisons")).files == text.files == files
+    assert text.corpus == str(tmp_path / "my.txt")
     assert candidate.options["data"] == {"vocabulary": str(tmp_path / "words.json")}
     assert candidate.options["model"] == {"init_from": "openai-community/gpt2"}
     assert named["data"] == {"vocabulary": "words.json"}

@@ -89,6 +89,7 @@ STALLED = "before its time, as the held-out loss has not fallen since step {}"
 A_PART = {"steps": 200, "is_whole": False}
 ALL_TIME = {"steps": 1000}
 DECIDED = {
+    "the time ends inside a part": (A_PART, 17, {}, 170, TIME),
     "each part gains: twice as many steps, then all that the time allows": (A_PART, 85, {}, 850, TIME),
     "the second part gains nothing": (A_PART, 85, {400: 4.995}, 400, EARLY.format(200)),
     "the first part was best before its end": (A_PART, 85, {100: 4.0}, 200, EARLY.format(100)),
@@ -111,12 +112,7 @@ def test_held_out_losses_decide_when_a_run_ends(plan, seconds, losses, steps, wh
     run.train(lambda _: 0.1, loss=lambda step: losses.get(step, 5.0 - step / 10_000))
     assert run.part.step == pytest.approx(steps, abs=1)
     assert run.limits.why() == why
-
-
-def test_a_run_that_became_four_times_as_long_is_validated_a_fourth_as_often():
-    run = Run(planned(**A_PART), interval=100, minute=85.0)
-    run.train(lambda _: 0.1)
-    assert run.validated == [100, 200, 400, 850]
+    assert not run.part.is_part  # a resumed run has no further part
 
 
 @pytest.mark.parametrize(
@@ -177,21 +173,6 @@ def test_a_run_that_was_killed_in_a_part_of_its_time_gets_a_further_part_when_it
     assert run.validated == [200, 400, 850]
     assert run.limits.why() == TIME
     assert not killed.is_part
-
-
-def test_a_run_that_ended_after_a_part_of_its_time_has_no_further_part():
-    run = Run(planned(**A_PART), interval=100, minute=85.0)
-    run.train(lambda _: 0.1, loss=lambda _: 4.0)
-    assert run.part.step == 200
-    assert not run.part.is_part
-
-
-def test_a_run_whose_time_ended_inside_a_part_is_whole_when_it_is_resumed():
-    run = Run(planned(**A_PART), interval=100, minute=85.0)
-    run.train(lambda _: 0.5)
-    assert run.part.step == pytest.approx(170, abs=1)
-    assert run.limits.why() == TIME
-    assert not run.part.is_part
 
 
 ENDED = {
