@@ -28,12 +28,6 @@ def test_a_tensor_of_another_shape(saved, refusal):
     assert "has shape (1,)" in refusal(MORE)
 
 
-def test_an_option_that_is_none(saved, refusal):
-    trainer = {**saved.run.options["trainer"], "max_time": "evil.yaml"}
-    rewritten(LAST, EVIL, run={"options": {**saved.run.options, "trainer": trainer}})
-    assert "evil.yaml" in refusal(f"validate --ckpt_path {EVIL}")
-
-
 @pytest.mark.parametrize("config", [{"emb_dim": 10**9}, {"num_layers": [1]}, {"x": 1}], ids=str)
 def test_settings_that_do_not_fit_the_weights(config, saved, refusal):
     rewritten(LAST, EVIL, model={"config": {**saved.model.config, **config}})
