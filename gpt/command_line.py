@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from itertools import pairwise
 from types import NoneType
@@ -21,14 +21,14 @@ def with_first(arguments: list[str], option: str) -> list[str]:
     return arguments if is_named else [f"--{option}", *arguments]
 
 
-def values_in(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each option of a command line that has a value, and the value."""
+def values_in(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each option's name and value; the value is None if none follows."""
     for word, following in pairwise([*arguments, "--"]):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and equals:
             yield name, value
-        elif word.startswith("--") and not following.startswith("--"):
-            yield name, following
+        elif word.startswith("--"):
+            yield name, None if following.startswith("--") else following
 
 
 def kind_in_words(kind: object) -> str:
@@ -63,5 +63,5 @@ def check_option(parser: "ArgumentParser", name: str, value: object, kind: objec
 def check_options(parser: "ArgumentParser", arguments: list[str], kinds: Mapping[str, object]) -> None:
     """Raise InputError for the first option in a command line whose value is not of its type."""
     for name, value in values_in(arguments):
-        if name in kinds:
+        if name in kinds and value is not None:
             check_option(parser, name, value, kinds[name])

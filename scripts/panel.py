@@ -20,12 +20,13 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the package need not be installed
 
+from gpt.command_line import values_in
 from gpt.compare.command import ending_at_signals, folder_of, opened
-from gpt.compare.interval import Interval, mean_interval
+from gpt.compare.interval import Interval, paired_interval
 from gpt.compare.result import Design, Outcomes, difference, percent
 from gpt.compare.runner import Processes, Runner, candidates_of, train_all
 from gpt.compare.trainings import Candidate, Text
-from gpt.compare.variants import OUR_SOURCE, Part, Variant, named_options, split
+from gpt.compare.variants import OUR_SOURCE, Part, Variant, split
 from gpt.data.find import find_corpus
 from gpt.errors import InputError, check_least
 from gpt.files import write_json
@@ -105,7 +106,7 @@ def parse_levers(words: Sequence[str]) -> tuple[Variant, list[Lever]]:
     for part in others:
         if part.word is not None:
             raise InputError(f"{part.word}: a lever is options, as levers are combined")
-        for name, _ in named_options(part.options):
+        for name, _ in values_in(part.options):
             if name in OF_TEXTS:
                 raise InputError(f"--{name}: each text has its own, by its size")
     levers = [Lever(part.name, part.options) for part in others]
@@ -186,7 +187,7 @@ def lines(found: Sequence[Effect]) -> list[str]:
 
 def told(values: Sequence[float]) -> str:
     """The mean over texts, with its interval where there are two or more."""
-    interval: Interval | float = mean_interval(values) if len(values) > 1 else values[0]
+    interval: Interval | float = paired_interval([values]) if len(values) > 1 else values[0]
     return percent(interval)
 
 

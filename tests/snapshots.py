@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from gpt import GPT, Tokenizer
-from gpt.run.checkpoint import save
-from gpt.weights.checkpoint import ModelPart, RunPart
+from gpt.files import atomic_write
+from gpt.weights.checkpoint import ModelPart, RunPart, write
 
 
 def add_snapshot(run: Path, step: int, model: GPT, tokenizer: Tokenizer, loss: float = 5.0) -> Path:
@@ -24,5 +24,6 @@ def _save(path: Path, model: GPT, tokenizer: Tokenizer, run: RunPart | None) -> 
     state = {name: weight.bfloat16() for name, weight in model.state_dict().items()}
     if model.config.tie_embeddings:
         del state["head.weight"]
-    save(path, state, part, run)
+    with atomic_write(path, "wb") as file:
+        write(file, state, part, run)
     return path

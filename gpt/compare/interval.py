@@ -33,11 +33,6 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of at least two independent values, with its interval."""
-    return paired_interval([values])
-
-
 def paired_interval(differences: Table) -> Interval:
     """Return the mean of paired differences over texts and seeds, with its interval for exactly these texts.
 

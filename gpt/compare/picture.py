@@ -12,6 +12,7 @@ from gpt.pictures.figures import finish, legend_label
 from gpt.pictures.runs import COLOURS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _BAND = 0.2  # opacity of the spread over seeds
@@ -26,23 +27,15 @@ def draw(design: Design, outcomes: Outcomes) -> "Figure":
     for candidate, colour in zip(design.candidates, cycle(COLOURS)):
         steps = common_steps(design, outcomes, candidate)
         name = legend_label(candidate.variant.name)
-        means, low, high = _spread(design, outcomes, candidate, steps)
-        left.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
-        left.fill_between(steps, low, high, color=colour, alpha=_BAND, linewidth=0)
+        _draw_band(left, steps, _spread(design, outcomes, candidate, steps), colour, name)
         if candidate is design.base:
             right.axhline(0, color=colour, linewidth=2.0, label=name)
-            continue
-        intervals = differences(design, outcomes, candidate, steps)
-        means = [_percent(interval.mean) for interval in intervals]
-        right.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
-        right.fill_between(
-            steps,
-            [_percent(interval.low) for interval in intervals],
-            [_percent(interval.high) for interval in intervals],
-            color=colour,
-            alpha=_BAND,
-            linewidth=0,
-        )
+        else:
+            percents = [
+                (_percent(interval.mean), _percent(interval.low), _percent(interval.high))
+                for interval in differences(design, outcomes, candidate, steps)
+            ]
+            _draw_band(right, steps, percents, colour, name)
     left.set_title("Mean, and from the best seed to the worst", fontsize=11)
     left.set_ylabel("bits per byte of held-out text")
     right.set_title("Mean difference, with its 95 % interval", fontsize=11)
@@ -69,20 +62,25 @@ def differences(design: Design, outcomes: Outcomes, candidate: Candidate, steps:
     return [interval(step) for step in steps]
 
 
+def _draw_band(
+    axes: "Axes", steps: list[int], values: list[tuple[float, float, float]], colour: str, name: str
+) -> None:
+    """Draw, after each step, a mean as a line and the range from a low to a high value as a band."""
+    means, low, high = zip(*values, strict=True) if values else ((), (), ())
+    axes.plot(steps, means, color=colour, linewidth=2.0, marker="o", markersize=4.5, label=name)
+    axes.fill_between(steps, low, high, color=colour, alpha=_BAND, linewidth=0)
+
+
 def _spread(
     design: Design, outcomes: Outcomes, candidate: Candidate, steps: list[int]
-) -> tuple[list[float], list[float], list[float]]:
+) -> list[tuple[float, float, float]]:
     """Return, after each step, the mean over texts and seeds, the best seed's and the worst seed's."""
-    means: list[float] = []
-    low: list[float] = []
-    high: list[float] = []
+    spread = []
     seeds = list(zip(*design.table(outcomes, candidate), strict=True))  # the outcomes on all texts
     for step in steps:
         of_seeds = [fmean(outcome.curve[step] for outcome in of_texts) for of_texts in seeds]
-        means.append(fmean(of_seeds))
-        low.append(min(of_seeds))
-        high.append(max(of_seeds))
-    return means, low, high
+        spread.append((fmean(of_seeds), min(of_seeds), max(of_seeds)))
+    return spread
 
 
 def _percent(logarithm: float) -> float:

@@ -2,11 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from pathlib import Path
 
+from gpt.command_line import values_in
 from gpt.data.options import Reading
 from gpt.errors import InputError
 from gpt.plain import shown
@@ -60,7 +61,7 @@ class Part:
         if len(names) > 1:
             raise InputError(f"{names[0]} {names[1]}: write '{names[0]} {BETWEEN} {names[1]}'")
         options = tuple(words[len(names) :])
-        for name, _ in named_options(options):
+        for name, _ in values_in(options):
             if name in _SHARED:
                 raise InputError(f"--{name}: {_SHARED[name]}")
         return cls(names[0] if names else None, options)
@@ -87,7 +88,7 @@ class Part:
         """The name of the file, recipe or folder, then the options by the last parts of their names."""
         settings = [
             name.rpartition(".")[2] if value is None else f"{name.rpartition('.')[2]}={value}"
-            for name, value in named_options(self.options)
+            for name, value in values_in(self.options)
         ]
         if self.word is None:
             return " ".join(settings)
@@ -104,7 +105,7 @@ def parse_variants(words: Sequence[str]) -> tuple[Variant, ...]:
         raise InputError(f"{given}: name the config by a word before the options: gpt compare CONFIG ...")
     base, *others = map(Part.of, split(words))
     for part in others:
-        for name, _ in named_options(part.options):
+        for name, _ in values_in(part.options):
             if name.startswith(tuple(f"data.{held_out}" for held_out in HELD_OUT)):
                 how = f"give it before the first '{BETWEEN}'"
                 raise InputError(f"--{name}: all variants are scored on the same held-out text: {how}")
@@ -148,17 +149,6 @@ def split(words: Sequence[str]) -> list[list[str]]:
     if not all(parts[1:]):
         raise InputError(f"nothing stands after a '{BETWEEN}': expected a config, a folder or options")
     return parts
-
-
-def named_options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option's name and value; the value is None if none follows."""
-    for word, following in pairwise([*words, "--"]):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            if equals:
-                yield name, value
-            else:
-                yield name, None if following.startswith("--") else following
 
 
 def slug(name: str) -> str:

@@ -44,6 +44,7 @@ TUNED_CONTEXT = 256
 # Core seconds per byte: to learn a vocabulary; to divide, tokenize and write the text.
 _LEARNING = 1e-6
 _TOKENIZING = 3e-7
+_USUAL_START = 5.0  # seconds from the start of `gpt fit` to its plan
 _REST_OF_START = 1.5  # seconds from the plan to the first step, besides the above
 _LEAST_SECONDS = 10.0  # enough to start, train a little, and end
 _LEAST_TRAINING = 1.0  # seconds
@@ -93,7 +94,7 @@ def plan(arguments: list[str]) -> None:
     reading = Reading.of(given, "data.")
     check_reading(given["data.corpus"], reading)
     check_size_used(given.get("data.vocabulary"), given.get("model.config.vocab_size"))
-    planner = Planner(given, reading, start_seconds=_LEAST_SECONDS / 2)
+    planner = Planner(given, reading)
     _print_plans(planner, times)
     named = given.get("model.init_from")
     if named or cached(_USUAL):
@@ -139,36 +140,33 @@ class Planner:
     Args:
         given: options of `gpt fit` by name, such as `data.corpus` or those in `KEPT`. The plan keeps them.
         reading: how the corpus is read.
-        began: when the process began, by `time.perf_counter`: the minutes count from there.
-        start_seconds: without `began`, the seconds that the process will need to get here.
+        began: when the process began, by `time.perf_counter`: the minutes count from there. None for a
+            process that is still to come, which will need a usual time to get here.
 
     Raises:
         InputError: an option is out of its range, or there is no such corpus.
     """
 
-    def __init__(
-        self,
-        given: Mapping[str, Json],
-        reading: Reading,
-        began: float | None = None,
-        start_seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, given: Mapping[str, Json], reading: Reading, began: float | None = None) -> None:
         _check_ranges(given)
-        kept = {_field(name): given[name] for name in KEPT if name in given}
+        kept = {name.rpartition(".")[2]: given[name] for name in KEPT if name in given}
         if "batch_size" in kept:  # the option counts the windows of a process, a plan those of all
             kept["batch_size"] *= process_count()
         self._given = Given(**kept)
         self._name = given.get("data.corpus", DataOptions.corpus)
-        self._corpus = _open(self._name, reading)
+        self._corpus: Corpus | Prepared
+        if is_prepared(self._name):
+            self._corpus = open_prepared(self._name, reading)
+        else:
+            self._corpus = find_corpus(self._name, reading)
         self._vocab_size = _given_vocabulary_size(given)
         self._device = given.get("trainer.accelerator"), given.get("trainer.precision")
         self._reading = reading
         self._began = began
-        self._start_seconds = start_seconds
         self._machines: dict[Shape, Machine] = {}
         """The machine as it was timed on each shape."""
-        self._divided: tuple[int, Divided] | None = None
-        """The corpus in two parts, and the most bytes that were to be read of it."""
+        self._divided: Divided | None = None
+        """The corpus in two parts, as the last plan reads it."""
 
     @property
     def text(self) -> Divided | Prepared:
@@ -176,10 +174,13 @@ class Planner:
         if isinstance(self._corpus, Prepared):
             return self._corpus
         assert self._divided, "there is no plan yet"
-        return self._divided[1]
+        return self._divided
 
     def plan(self, minutes: float) -> Plan:
-        """Plan a run for these minutes. InputError if they do not suffice, or too little text is held out."""
+        """Plan a run for these minutes, which are more in each further call.
+
+        Raises InputError if they do not suffice, or too little text is held out.
+        """
         size = None if isinstance(self._corpus, Prepared) else self._corpus.size()
         # Seconds before and after training and validation.
         around = _LEARNING * min(size or 0, LEARNED_BYTES) / cores() + END_SECONDS
@@ -199,31 +200,20 @@ class Planner:
         return choose(text, machine, 60 * minutes - around, self._given)
 
     def _divide(self, corpus: Corpus, machine: Machine, minutes: float) -> Divided:
-        """Divide as much of the corpus as is read in this time.
-
-        A whole text is divided once for all times.
-        """
+        """Divide as much of the corpus as is read in this time. A whole text is divided only once."""
+        if self._divided and self._divided.limit is None:  # each time is longer than the one before
+            return self._divided
         by_hand = self._reading.most_bytes
-        most = by_hand or bytes_to_read(machine, minutes)
-        if self._divided and self._divided[1].limit is None and most >= self._divided[0]:
-            return self._divided[1]
-        divided = divide_corpus(corpus, self._reading.val_fraction, most)
+        divided = divide_corpus(
+            corpus, self._reading.val_fraction, by_hand or bytes_to_read(machine, minutes)
+        )
         if divided.limit is None and not by_hand:
             divided = replace(divided, most_bytes=None)
-        self._divided = most, divided
+        self._divided = divided
         return divided
 
     def _seconds_gone(self) -> float:
-        return self._start_seconds if self._began is None else time.perf_counter() - self._began
-
-
-def _open(name: str, reading: Reading) -> Corpus | Prepared:
-    return open_prepared(name, reading) if is_prepared(name) else find_corpus(name, reading)
-
-
-def _field(option: str) -> str:
-    """Return the name of an option in `Given`: its last part."""
-    return option.rpartition(".")[2]
+        return _USUAL_START if self._began is None else time.perf_counter() - self._began
 
 
 def _check_ranges(given: Mapping[str, Json]) -> None:

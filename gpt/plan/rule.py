@@ -1,12 +1,13 @@
 """Choose a model to train on a text in a given time.
 
-docs/log/plans.md has the measurements behind the constants.
-
 The compute that fits into the time decides width, depth, window and batch. The bytes of the text decide the
 vocabulary. The number of epochs decides the regularisation, which keeps the model from memorising the text.
 The rule also asks whether the text consists of records, and nothing else about it. It predicts no loss. It
 estimates how many updates fit into the time, which the clock corrects during training. It also estimates how
 long to train on a short text, which the held-out loss corrects (`gpt.run.limits`).
+
+The measurements behind the constants are in docs/log/plans.md, and those of the regularisation in
+docs/log/overfitting.md. Compute is counted in training operations, see `Shape.operations`.
 """
 
 import math
@@ -17,74 +18,69 @@ from gpt.cores import cores
 from gpt.errors import InputError
 from gpt.plain import JsonObject
 from gpt.training.sampled import LATE, LATE_ONE_IN
-from gpt.training.schedule import learning_rates
 from gpt.training.speed import Machine, Shape
 
 T = TypeVar("T", int, float)
 
-# The rule. Compute is counted in training operations, see `Shape.operations`.
 USUAL_COMPUTE = 3.3e13
 """Two minutes on one core with AVX-512: the compute for which the constants below hold."""
 USUAL_SPEED = USUAL_COMPUTE / 120
 """Training operations per second of such a core."""
+
+# Width and layers.
+LADDER = (
+    *((32, 1), (64, 1), (96, 1), (96, 2), (128, 2), (160, 2), (192, 3), (256, 4), (320, 5)),
+    *((384, 6), (512, 8), (640, 10), (768, 12), (1024, 16)),
+)
+"""The (width, layers) to choose from."""
 USUAL_WEIGHTS = 4e5
 """Weights in the blocks' matrices at `USUAL_COMPUTE`, for a text that is read several times."""
 WEIGHTS_POWER = 0.6
 """The number of weights grows with compute to this power."""
 WEIGHTS_BY_EPOCHS = ((0, 0.6), (2, 1.0), (18, 1.5))
 """(epochs, factor of the weights). On a text that is read once, a smaller model reads more of it. On one that
-is read often, dropout takes a part of the model's capacity. A text of records has the factor 1.
-"""
-LADDER = (
-    *((32, 1), (64, 1), (96, 1), (96, 2), (128, 2), (160, 2), (192, 3), (256, 4), (320, 5)),
-    *((384, 6), (512, 8), (640, 10), (768, 12), (1024, 16)),
-)
-"""The (width, layers) to choose from."""
+is read often, dropout takes a part of the model's capacity. A text of records has the factor 1."""
+MOST_WEIGHTS_PER_BYTE = 5
+"""The most weights, token embedding included, per byte of training text."""
+
+# Vocabulary, window and batch.
 BYTES_PER_ENTRY = 225
-"""Bytes of text per entry of the vocabulary: at this ratio, 4,096 tokens were 2 % better than 2,048."""
+"""Bytes of text per entry of the vocabulary, at least."""
 VOCABULARIES = ((0.0, 8192), (2e13, 16_384), (1e17, 32_768))
-"""(compute, size): from this compute on, the largest vocabulary. For 30 MB of documents, 16,384 tokens were
-1.8 % better than 8,192 and than 32,768 at 4e13, and worse than 8,192 at 6e12.
-"""
+"""(compute, size): from this compute on, the largest vocabulary."""
 WINDOWS = ((0.0, 64), (1e14, 128), (3e15, 256), (1e17, 512), (3e18, 1024))
 """(compute, tokens): from this compute on, the window."""
 LONG_TEXT = 2.5e6
-"""Bytes from which a window has at least 128 tokens, as a long text is not read often. A text of records also
-has such windows."""
+"""Bytes from which a window has at least 128 tokens, as has one of records."""
 USUAL_BATCH = 24
 """Windows of 128 tokens or more in a batch at `USUAL_COMPUTE`, or twice as many of 64; twice as many for each
-tenfold compute.
-"""
+tenfold compute."""
 REREAD = 4
-"""Epochs from which a batch has half as many windows, unless the text consists of records. At two epochs half
-was 0.7 to 3 % worse, at eight 0.9 % better.
-"""
+"""Epochs from which a batch has half as many windows, unless the text consists of records."""
 MOST_BATCH = 65_536
 """The most tokens in a batch: larger batches were not measured."""
+
+# Learning rates.
+USUAL_RATE = 0.009
+"""Peak rate of the blocks' matrices for 1,000 steps, a width of 128 and up to 4,096 tokens in a batch."""
+REST_RATE = 1.5
+"""The peak rate of the other weights is so many times that of the blocks' matrices."""
+
+# Regularisation, by dropout and by BPE-dropout, which splits words into tokens at random each time.
 REGULARISED_FROM = 6
-"""Epochs times weights per byte of text from which a run is regularised, by dropout and by BPE-dropout, which
-splits words into tokens at random each time. BPE-dropout cost 1 to 2 % at a product of 4, nothing at 7, and
-gained 1.5 to 5 % at 10 to 14. Dropout cost 0 to 0.6 % at 3 to 5, and gained 1.8 % in the mean from 6 to 13.
-"""
+"""Epochs times weights per byte of text from which a run is regularised."""
 FEW_TOKENS = 1.5e6
-"""With fewer tokens over fewer than `MANY_EPOCHS`, a run memorises little yet, and is not regularised. At 1.1
-million, dropout made four texts of 200 KB 1.4 to 26 % worse; at 1.5 million, three of them 1.7 to 4 % better.
-"""
+"""With fewer tokens over fewer than `MANY_EPOCHS`, a run memorises little yet, and is not regularised."""
 MANY_EPOCHS = 30
 BPE_DROPOUT = 0.05
 DROPOUT_BY_EPOCHS = ((0, 0.05), (MANY_EPOCHS, 0.1), (60, 0.2))
 """(epochs, dropout) of a run that is regularised: the dropout of features in a whole window, see
-`WindowDropout`. At 16 epochs 0.1 was up to 16 % worse than 0.05, and at 37 it was up to 1.4 % better.
-"""
+`WindowDropout`."""
 REGULAR = 0.2
 """A text that zlib compresses to less than this share of its size consists of records, as a log does. It is
-learned fast and hardly memorised, so it is not regularised. Its windows of 128 tokens include the record
-before.
-"""
+learned fast and hardly memorised, so it is not regularised."""
 MOST_EPOCHS = 60
 """Epochs planned for a short text at first; the run goes on while the held-out loss falls."""
-MOST_WEIGHTS_PER_BYTE = 5
-"""The most weights, token embedding included, per byte of training text."""
 
 BYTES_PER_TOKEN = 4
 """Bytes of text per token, an estimate where tokens are not counted."""
@@ -262,10 +258,11 @@ class Plan:
     def _rates(self) -> tuple[float, float]:
         """Return the learning rates of the blocks' matrices and of the other weights."""
         width = self.shape.emb_dim
-        rates = learning_rates(self.steps, width, min(self.shape.tokens, MOST_BATCH))
-        if width < _WIDE:
-            return rates
-        return min(rates[0], _WIDE_RATES[0]), min(rates[1], _WIDE_RATES[1])
+        batch = min(self.shape.tokens, MOST_BATCH)
+        rate = USUAL_RATE * (self.steps / 1000) ** -0.25 * (128 / width * max(1, batch / 4096)) ** 0.5
+        rest_rate = REST_RATE * rate
+        most, most_of_rest = _WIDE_RATES if width >= _WIDE else (math.inf, math.inf)
+        return min(round(rate, 6), most), min(round(rest_rate, 6), most_of_rest)
 
 
 def choose(text: Text, machine: Machine, seconds: float, given: Given) -> Plan:
@@ -328,14 +325,10 @@ def bytes_to_read(
     `shape` is the model's, by default the one that the rule chooses. The result is a power of two, so that
     runs with slightly different speeds read the same text.
     """
-    bytes_in_time = trained_on(machine, 60 * minutes, shape) * BYTES_PER_TOKEN
+    compute = machine.speed * 60 * minutes
+    shape = shape or _shape(_ENDLESS, machine, compute, Given())
+    bytes_in_time = _tokens_in(compute, machine, shape) * BYTES_PER_TOKEN
     return 1 << round(math.log2(max(least, min(bytes_in_time, minutes * cores() * _READ))))
-
-
-def trained_on(machine: Machine, seconds: float, shape: Shape | None = None) -> float:
-    """Estimate the tokens that a model, by default the rule's for an endless text, trains on in a time."""
-    shape = shape or _shape(_ENDLESS, machine, machine.speed * seconds, Given())
-    return _tokens_in(machine.speed * seconds, machine, shape)
 
 
 def _tokens_in(compute: float, machine: Machine, shape: Shape) -> float:

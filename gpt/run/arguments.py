@@ -22,7 +22,7 @@ from gpt.errors import InputError, did_you_mean
 from gpt.files import shipped
 from gpt.help import HelpFormatter, value_name
 from gpt.plain import Json, JsonObject, parse_yaml
-from gpt.run.options import OPTIONS, Options, StartOptions
+from gpt.run.options import OPTIONS, Options
 
 T = TypeVar("T")
 Values = JsonObject  # option values by dotted name, such as "data.batch_size"
@@ -163,21 +163,16 @@ def known(values: Values, prefix: str = "") -> tuple[Values, list[str]]:
 
 def options_of(values: Values) -> Options:
     """Build the options of a run from these values, with defaults for the others."""
-    return _built(Options, values)
+    return built(Options, values)
 
 
-def start_options(values: Values) -> StartOptions:
-    """Build the options of a start from these values, with defaults for the others."""
-    return _built(StartOptions, values)
-
-
-def _built(kind: type[T], values: Values, prefix: str = "") -> T:
-    """Build a group of options, whose names begin with the prefix."""
+def built(kind: type[T], values: Values, prefix: str = "") -> T:
+    """Build a group of options, whose names begin with the prefix, with defaults for those not given."""
     given = {}
     for field in fields(kind):  # type: ignore[arg-type]
         name = f"{prefix}{field.name}"
         if is_dataclass(field.default):
-            given[field.name] = _built(type(field.default), values, f"{name}.")
+            given[field.name] = built(type(field.default), values, f"{name}.")
         elif name in values:
             given[field.name] = values[name]
     return kind(**given)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gpt.errors import InputError
-from gpt.files import atomic_write
 from gpt.run.folder import RunFolder
 from gpt.training.module import LanguageModel
 from gpt.training.optimizers.combined import CombinedOptimizer
@@ -89,9 +88,7 @@ class Checkpoints:
     def begin_best_again(self) -> None:
         """Set the best checkpoint aside, if there is one."""
         if self.has_best:
-            step = self._step_of(BEST)
-            broken = step < 0
-            self._keep_as(BEST, BEST if broken else f"best-step-{step}", ".broken" if broken else SUFFIX)
+            self._set_aside(BEST)
             self.files.remove(BEST)
 
     def is_late(self, run: RunPart) -> bool:
@@ -145,16 +142,27 @@ class Checkpoints:
         return next((order for order in orders if order), None)
 
     def _set_last_aside(self) -> None:
-        """Give `last` a second name beside copies of its run's records; a broken one is named as broken."""
-        step = self._step_of(NEWEST)
-        if step < 0:
-            self._keep_as(NEWEST, NEWEST, ".broken")
+        """Set `last` aside beside copies of its run's records, or remove its name if it is broken."""
+        aside = self._set_aside(NEWEST)
+        if aside is None:
             self.files.remove(NEWEST)
             return
-        name = self._keep_as(NEWEST, f"last-step-{step}", SUFFIX)
         for record in RECORDS:
             if self.folder.top.is_file(record):
-                self.folder.top.also_called(record, f"{name.removesuffix(SUFFIX)}.{record}", self.files)
+                self.folder.top.also_called(record, f"{aside.removesuffix(SUFFIX)}.{record}", self.files)
+
+    def _set_aside(self, name: str) -> str | None:
+        """Give `last` or `best` a second name, which has its step, and return it.
+
+        Returns None for a broken file, whose second name ends in `.broken`.
+        """
+        try:
+            run = read(self.files.path / name).run
+        except InputError:
+            self._keep_as(name, name, ".broken")
+            return None
+        step = run.step if run else 0
+        return self._keep_as(name, f"{name.removesuffix(SUFFIX)}-step-{step}", SUFFIX)
 
     def _keep_as(self, name: str, stem: str, suffix: str) -> str:
         """Give a file a second name: STEM, or the first of STEM-2, STEM-3, ... that is free."""
@@ -180,20 +188,6 @@ class Checkpoints:
             raise
         except InputError:
             return None
-
-    def _step_of(self, name: str) -> int:
-        """Return the step of a checkpoint; -1 if it is missing or broken."""
-        try:
-            run = read(self.files.path / name).run
-        except InputError:
-            return -1
-        return run.step if run else 0
-
-
-def save(path: Path, tensors: Weights, model: ModelPart, run: RunPart | None) -> None:
-    """Write a checkpoint atomically; after an OSError the old file is unchanged."""
-    with atomic_write(path, "wb") as file:
-        write(file, tensors, model, run)
 
 
 def gather(module: LanguageModel, optimizer: Optimizer | None = None) -> Weights:

@@ -5,12 +5,12 @@ links that someone has left there: see `gpt.files.Folder`.
 """
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.files import Folder, lock, make_folder
+from gpt.files import Folder, locked, make_folder
 from gpt.plain import plain_name
 from gpt.progress import is_first_process, notice
 from gpt.weights.runs import CHECKPOINTS, RUNS, SNAPSHOTS, run_of
@@ -28,40 +28,32 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.top = Folder(path)
-        try:
-            self._lock = self.top.open(_LOCK, os.O_RDWR | os.O_CREAT)
-        except BaseException:
-            self.top.close()
-            raise
-        try:
-            has_locks = lock(self._lock)
-        except BlockingIOError:
-            self.close()
-            what = "in use by another process: wait for its end, or name another --run"
-            raise InputError(f"{path} is {what}") from None
-        except OSError as error:
-            self.close()
-            raise OSError(error.errno, error.strerror, str(path / _LOCK)) from error
+        with ExitStack() as opened:
+            self.top = opened.enter_context(Folder(path))
+            try:
+                has_locks = opened.enter_context(locked(path / _LOCK))
+            except BlockingIOError:
+                what = "in use by another process: wait for its end, or name another --run"
+                raise InputError(f"{path} is {what}") from None
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path / _LOCK)) from error
+            self._open = opened.pop_all()
         if not has_locks:
             notice(f"the file system of {path} has no locks: let no second process resume this run meanwhile")
 
     @cached_property
     def checkpoints(self) -> Folder:
         """The folder of the checkpoints, made if missing."""
-        return self.top.below(CHECKPOINTS)
+        return self._open.enter_context(self.top.below(CHECKPOINTS))
 
     @cached_property
     def snapshots(self) -> Folder:
         """The folder of the snapshots, made if missing."""
-        return self.top.below(SNAPSHOTS)
+        return self._open.enter_context(self.top.below(SNAPSHOTS))
 
     def close(self) -> None:
-        """Release the lock."""
-        os.close(self._lock)
-        for name in ("checkpoints", "snapshots", "top"):
-            if name in self.__dict__:
-                self.__dict__[name].close()
+        """Close the folders and release the lock."""
+        self._open.close()
 
 
 class Claim:
@@ -91,8 +83,21 @@ class Claim:
             self.take(path)
 
     def take_new(self, first: Path) -> RunFolder:
-        """Make and lock the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist."""
-        return self.take(_reserve(first))
+        """Make and lock the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist.
+
+        No two processes get the same.
+        """
+        folder = first
+        number = 1
+        make_folder(first.parent)
+        while True:
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+                folder = first.with_name(f"{first.name}-{number}")
+            else:
+                return self.take(folder)
 
     def close(self) -> None:
         """Release the folder that is held."""
@@ -127,16 +132,3 @@ def is_run(folder: Path) -> bool:
     """Whether a run wrote the config.yaml in this folder."""
     config = folder / CONFIG
     return config.is_file() and b"\ncheckpoint_every:" in config.read_bytes()
-
-
-def _reserve(first: Path) -> Path:
-    """Make the first of `runs/NAME`, `runs/NAME-2`, ... that does not exist; no two callers get the same."""
-    folder = first
-    number = 1
-    make_folder(first.parent)
-    while True:
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-        number += 1
-        folder = first.with_name(f"{first.name}-{number}")

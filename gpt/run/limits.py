@@ -12,7 +12,7 @@ The first limit that is reached ends the run; each is a small class or function:
 
 - steps and epochs, known from the start: `first_of_steps_and_epochs`
 - time, turned into updates after each update, from the recent speed: `TimeLimit` (`gpt/run/time_limit.py`)
-- parts of a plan's time, of which each follows only if the held-out loss still falls: `Parts`
+- parts of a plan's time, of which each follows only if the held-out loss still falls: `next_part`
 - a held-out loss that no longer falls brings the end of a plan's time forward: `Limits._cool_down`
 - early stopping, which a tuning for --minutes has by default: `LossHistory`
 
@@ -50,29 +50,19 @@ class End:
 _NO_END = End(_ENDLESS, "")
 
 
-class Parts:
-    """The parts of a plan's time. The run ends with the first one after which the held-out loss was no lower.
+def next_part(run: RunPart, in_time: int) -> End:
+    """Return the end of the part of a plan's time that follows the one that ends now; `_NO_END` for the rest.
 
-    `end` is the end of the present part; the last part ends with the time.
+    If none follows, the run ends now. `in_time` is the last update that the time allows.
     """
-
-    def __init__(self, first: int | None) -> None:
-        """Begin with a part of `first` updates; None for all the time as one part."""
-        self.end = _NO_END if first is None else End(first, "the first part of the time")
-
-    def extend(self, run: RunPart, in_time: int) -> End | None:
-        """At the end of a part, begin another one, or return why none follows.
-
-        `in_time` is the last update that the time allows.
-        """
-        if run.best_step < run.step:
-            best = f"held-out text was best after step {run.best_step}"
-            return End(run.step, f"before its time, as {best} and more steps gained nothing")
-        if in_time < _LONGER * run.step:
-            return End(run.step, "the rest of the time is too short for a further part")
-        is_last = in_time < 3 * run.step  # less than another such part would remain
-        self.end = _NO_END if is_last else End(2 * run.step, "a further part of the time")
-        return None
+    if run.best_step < run.step:
+        best = f"held-out text was best after step {run.best_step}"
+        return End(run.step, f"before its time, as {best} and more steps gained nothing")
+    if in_time < _LONGER * run.step:
+        return End(run.step, "the rest of the time is too short for a further part")
+    if in_time < 3 * run.step:  # less than another such part would remain
+        return _NO_END
+    return End(2 * run.step, "a further part of the time")
 
 
 class LossHistory:
@@ -143,21 +133,21 @@ class Limits:
         self._plan = plan
         self._fixed = _NO_END  # by steps and epochs
         self._time: TimeLimit | None = None  # from `begin` on, when the time left is known
-        self._guess: int | None = None  # of the updates, while the speed is not known, unless options tell it
+        self._guess = _NO_END  # the last update in time, while the speed is not known
+        self._part = _NO_END  # the present part of a plan's time; the last one ends with the time
         if plan:
             run.is_part = not plan.is_whole
-            self._guess = plan.steps
-        elif run.is_part:
-            self._guess = run.total
-        self._parts = Parts(self._guess if run.is_part else None)
+            self._guess = End(plan.steps, "as planned")
+        if run.is_part:
+            self._guess = self._part = End(plan.steps if plan else run.total, "a part of the time")
         self._history = LossHistory(run, options.early_stopping)
         self._cooled = _NO_END  # brought forward: the held-out loss did not fall
         self._end = _NO_END  # the first of these ends
 
     def set_steps_and_epochs(self, windows_per_epoch: int, windows_per_update: int) -> None:
         """Turn the limits of steps and epochs into one of updates, which have their present size."""
-        if self._guess is not None:
-            self._take(End(self._guess, "a part of the time" if self.run.is_part else "as planned"))
+        if self._guess != _NO_END:
+            self._take(self._guess)
             return
         self._fixed = first_of_steps_and_epochs(
             self.options.trainer, self.run, windows_per_epoch, windows_per_update
@@ -185,13 +175,13 @@ class Limits:
             first_is_slow = self.options.model.compile or self._has_minutes
             if not first_is_slow:
                 self._time.speed.begin(run.seconds)
-            self._keep_time(run.seconds)
+            self._keep_time(self._time, run.seconds)
 
     def update(self, elapsed: float) -> None:
         """Count an update; `elapsed` is the seconds of training and validation so far."""
         if self._time:
             self._time.update(self.run, elapsed)
-            self._keep_time(elapsed)
+            self._keep_time(self._time, elapsed)
 
     def validated(self, loss: float, elapsed: float, seconds: float) -> None:
         """Note a validation: its loss, in nats per token at its best temperature, and how long it took.
@@ -205,14 +195,12 @@ class Limits:
         self._time.validated(seconds)
         if run.stalled and run.step < run.total and self._may_cool_down:
             self._cool_down()
-            self._keep_time(elapsed)
-        if self._parts.end.step == run.step and not self._history.why_stop():
-            if end := self._parts.extend(run, self._in_time(self._time, elapsed)):
-                run.is_part = False
-                self._take(end)
-            else:
-                run.is_part = self._parts.end != _NO_END
-                self._keep_time(elapsed)
+            self._keep_time(self._time, elapsed)
+        if self._part.step == run.step and not self._history.why_stop():
+            self._part = next_part(run, self._in_time(self._time, elapsed))
+            run.is_part = run.step < self._part.step < _ENDLESS
+            self._keep_time(self._time, elapsed)
+            if run.step < run.total:
                 report(f"after step {run.step}: the held-out loss still falls, {run.total} steps")
 
     @property
@@ -258,20 +246,17 @@ class Limits:
         self._end = end
         self.run.total = end.step
 
-    def _keep_time(self, elapsed: float) -> None:
+    def _keep_time(self, time: TimeLimit, elapsed: float) -> None:
         """Set the total to the updates that the time allows, unless another limit comes first."""
-        if self._time:
-            in_time = End(self._in_time(self._time, elapsed), self._time.name)
-            self._take(min(self._fixed, self._parts.end, self._cooled, in_time, key=lambda end: end.step))
-            if self._end == in_time and self.run.step >= in_time.step:  # no part follows, also after a resume
-                self.run.is_part = False
+        in_time = End(self._in_time(time, elapsed), time.name)
+        self._take(min(self._fixed, self._part, self._cooled, in_time, key=lambda end: end.step))
+        if self._end == in_time and self.run.step >= in_time.step:  # no part follows, also after a resume
+            self.run.is_part = False
 
     def _in_time(self, time: TimeLimit, elapsed: float) -> int:
         """Return the last update in time; while nothing is known of the speed, the plan's guess."""
         last = time.last_step(self.run, elapsed, self.interval)
-        if last is None:
-            return _ENDLESS if self._guess is None else self._guess
-        return last
+        return self._guess.step if last is None else last
 
     def _time_limit(self, left: float | None) -> TimeLimit | None:
         """Return the limit of time that a deadline sets, or else the option; None without either."""

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpt.errors import InputError
@@ -16,78 +15,46 @@ _HEADINGS = ("run", "text", "bits per byte", "steps", "minutes", "saved")
 _LEFT_ALIGNED = 2  # columns
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row of the table: a run by its newest checkpoint."""
-
-    name: str
-    text: str
-    """The corpus; of a path only the last part."""
-    bits_per_byte: float | None
-    """Bits per byte of held-out text, of the best checkpoint; None before the first validation."""
-    step: int
-    total: int | None
-    """Steps made, and steps planned; None before a run with a time limit knows its speed."""
-    seconds: float
-    """Seconds of training and validation."""
-    saved_at: float
-    """When the checkpoint was written, in seconds since 1970 (UTC)."""
-
-    @classmethod
-    def of(cls, name: str, run: RunPart) -> "Row":
-        """Return the row of the run with this name."""
-        return cls(
-            name=name,
-            text=run.text,
-            bits_per_byte=bits_of_best(
-                run.validation.get("val_bits_per_byte"), run.validation.get("val_loss"), run.best_loss
-            ),
-            step=run.step,
-            total=run.known_total,
-            seconds=run.seconds,
-            saved_at=run.saved_at,
-        )
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the texts for the columns of `_HEADINGS`."""
-        bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f}"
-        steps = f"{self.step}" if self.total in (None, self.step) else f"{self.step} of {self.total}"
-        saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.saved_at))
-        return (
-            spell_out_controls(self.name),
-            spell_out_controls(self.text),
-            bits,
-            steps,
-            f"{self.seconds / 60:.1f}",
-            saved,
-        )
-
-
 def runs(folder: Path = RUNS) -> None:
     """List the runs of a folder, the newest first, with their text, result, time and date.
 
     Args:
         folder: where the runs are.
     """
-    rows = read_rows(folder)
-    if not rows:
+    found = read_runs(folder)
+    if not found:
         raise InputError(f"no run in {shown(str(folder))}: start one with 'gpt fit'")
-    print("\n".join(table(rows)))
+    print("\n".join(table(found)))
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """Return the rows of the runs in a folder that have a checkpoint, the newest first."""
-    rows = []
+def read_runs(folder: Path) -> list[tuple[str, RunPart]]:
+    """Return the names of the runs in a folder and their newest readable checkpoints, the newest first."""
+    found: list[tuple[str, RunPart]] = []
     for run in folder.glob("*"):
         for path in checkpoints_of(run, broken_first=False):
             with suppress(InputError, OSError):
                 part = parts_of(path)[1]
                 if part is not None:
-                    rows.append(Row.of(run.name, part))
+                    found.append((run.name, part))
                     break
-    return sorted(rows, key=lambda row: (row.saved_at, row.name), reverse=True)
+    return sorted(found, key=lambda named: (named[1].saved_at, named[0]), reverse=True)
 
 
-def table(rows: list[Row]) -> list[str]:
+def table(named: list[tuple[str, RunPart]]) -> list[str]:
     """Return the lines of a table with aligned columns."""
-    return aligned([_HEADINGS, *(row.cells() for row in rows)], left=_LEFT_ALIGNED)
+    return aligned([_HEADINGS, *(_cells(name, run) for name, run in named)], left=_LEFT_ALIGNED)
+
+
+def _cells(name: str, run: RunPart) -> tuple[str, ...]:
+    """Return the texts for the columns of `_HEADINGS`; the bits are those of the best checkpoint."""
+    bits = bits_of_best(
+        run.validation.get("val_bits_per_byte"), run.validation.get("val_loss"), run.best_loss
+    )
+    return (
+        spell_out_controls(name),
+        spell_out_controls(run.text),
+        "" if bits is None else f"{bits:.3f}",
+        f"{run.step}" if run.known_total in (None, run.step) else f"{run.step} of {run.known_total}",
+        f"{run.seconds / 60:.1f}",
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.saved_at)),
+    )

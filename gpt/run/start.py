@@ -10,7 +10,7 @@ from gpt.errors import InputError
 from gpt.plain import seconds_of
 from gpt.plan.command import KEPT, Planner
 from gpt.progress import report
-from gpt.run.arguments import Given, Values, options_of, recipe, scan, start_options, typed
+from gpt.run.arguments import Given, Values, built, options_of, recipe, scan, typed
 from gpt.run.folder import Claim, folder_of_checkpoint, folder_to_restart
 from gpt.run.local import check_local
 from gpt.run.options import LIMITS, StartOptions
@@ -46,7 +46,7 @@ def start(
     given = scan(arguments, command)
     check_local("--config", given.files, given.own.keys())
     asked = given.asked
-    how = start_options(asked)
+    how = built(StartOptions, asked)
     minutes = _minutes(how, asked)
     typed_reading = Reading.of(given.own, "data.")  # recipes and resumed runs may have others
     if "data.corpus" in asked:

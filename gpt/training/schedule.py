@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step, and its peak as a function of a run's size."""
+"""The learning rate as a function of the step."""
 
 import math
 from typing import Literal
@@ -29,9 +29,3 @@ def learning_rate_factor(
     progress = min(1.0, max(0.0, (step - warmup_steps) / max(1, total_steps - warmup_steps)))
     remaining = 0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1 - progress
     return final + (1 - final) * remaining
-
-
-def learning_rates(steps: int, width: int, batch: int) -> tuple[float, float]:
-    """Return the peak learning rates of the blocks' matrices and of the other weights; `batch` in tokens."""
-    rate = 0.009 * (steps / 1000) ** -0.25 * (128 / width * max(1, batch / 4096)) ** 0.5
-    return round(rate, 6), round(1.5 * rate, 6)

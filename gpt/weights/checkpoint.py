@@ -126,7 +126,7 @@ class RunPart:
     """Seconds of training and validation that --minutes allows, over all resumes; None without a plan. The
     `trainer.max_steps` of such a run are a guess."""
     is_part: bool = False
-    """Whether `total` ends only a part of these seconds: see `gpt.run.limits.Parts`."""
+    """Whether `total` ends only a part of these seconds: see `gpt.run.limits.next_part`."""
     best_loss: float | None = None
     """Lowest validation loss so far, in nats per token; with temperature scaling, the scaled loss."""
     best_step: int = 0

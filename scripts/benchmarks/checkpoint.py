@@ -12,8 +12,8 @@ import torch
 from benchmarks.common import Report, interleave, timed_rows
 
 from gpt import GPT, GPTConfig
-from gpt.run.checkpoint import save
-from gpt.weights.checkpoint import ModelPart, read
+from gpt.files import atomic_write
+from gpt.weights.checkpoint import ModelPart, read, write
 
 
 def run(quick: bool) -> Report:
@@ -31,9 +31,13 @@ def run(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(dir=".") as folder:
         ours, bare = Path(folder) / "ours.safetensors", Path(folder) / "bare.ckpt"
 
+        def save() -> None:
+            with atomic_write(ours, "wb") as file:
+                write(file, saved, *parts)
+
         candidates = {
             "save, bare torch.save": lambda: torch.save(saved, bare),
-            "save, this program": lambda: save(ours, saved, *parts),
+            "save, this program": save,
             "load, bare torch.load": lambda: torch.load(bare, weights_only=True),
             "load, this program": lambda: [tensor.clone() for tensor in read(ours).tensors.values()],
         }

@@ -219,17 +219,11 @@ def test_runs_read_the_files_that_a_corpus_file_means_here(tmp_path):
 
 def test_a_text_and_a_candidate_mean_the_files_of_the_folder_where_they_are_named(tmp_path):
     """Whatever the current folder is when they are used."""
-    (tmp_path / "deep").mkdir()
-    Path("deep/my.txt").write_text("another", "utf-8")
-    Path("both.yaml").write_text("corpus: {files: [my.txt, other.txt]}", "utf-8")
     Path("words.json").write_text("{}", "utf-8")
     named = {**OPTIONS, "data": {"vocabulary": "words.json"}, "model": {"init_from": "openai-community/gpt2"}}
-    text, plain = Text.of("both.yaml"), Text.of("my.txt")
+    text = Text.of("my.txt")
     candidate = Candidate.of(Variant("quick", ()), named)
-    os.chdir("deep")
-    assert plain.corpus == str(tmp_path / "my.txt")
-    files = (str(tmp_path / "my.txt"), str(tmp_path / "other.txt"))
-    assert named_corpus(corpus_for_runs(text, tmp_path / "comparisons")).files == text.files == files
+    assert text.corpus == str(tmp_path / "my.txt")
     assert candidate.options["data"] == {"vocabulary": str(tmp_path / "words.json")}
     assert candidate.options["model"] == {"init_from": "openai-community/gpt2"}
     assert named["data"] == {"vocabulary": "words.json"}
@@ -439,12 +433,18 @@ def test_a_busy_machine_is_reported():
     assert busy_warning(0.9, 2) is None
 
 
-def test_another_comparison_is_not_replaced(workplace):
+@pytest.mark.parametrize(
+    ("texts", "seeds", "steps", "others"),
+    [("other.txt", 3, 50, "texts and steps"), ("my.txt", 2, None, "seeds")],
+)
+def test_another_comparison_is_not_replaced(texts, seeds, steps, others):
+    """Nor is the result of more seeds."""
     machine = Pretended(noisy())
-    folder = compare(LR.split(), "my.txt", 2, 7, None, None, machine)
-    assert compare(LR.split(), "my.txt", 3, 7, None, None, machine) == folder
-    with pytest.raises(InputError, match="of a comparison with other texts and steps: give this one another"):
-        compare(LR.split(), "other.txt", 3, 7, 50, None, machine)
+    folder = compare(LR.split(), "my.txt", 3, 1337, None, None, machine)
+    before = (folder / "result.json").read_bytes()
+    with pytest.raises(InputError, match=f"comparison with other {others}: give this one another --name"):
+        compare(LR.split(), texts, seeds, 1337, steps, None, machine)
+    assert (folder / "result.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(("first", "second"), [("a/my.yaml", "b/my.yaml"), ("a/copy", "b/copy")])
@@ -462,13 +462,8 @@ def test_a_comparison_of_other_files_of_the_same_names_is_not_replaced(first, se
 
 
 def test_seeds_add_to_a_result_and_other_ones_have_their_own_folder():
-    """Fewer of them would replace the result of more."""
     machine = Pretended(noisy())
     folder = compare(LR.split(), "my.txt", 3, 1337, None, None, machine)
-    before = (folder / "result.json").read_bytes()
     again = compare(LR.split(), "my.txt", 3, 2000, None, None, machine)
     assert again.name == f"{folder.name}-from-2000"
-    with pytest.raises(InputError, match=r"comparison with other seeds: give this one another --name"):
-        compare(LR.split(), "my.txt", 2, 1337, None, None, machine)
-    assert (folder / "result.json").read_bytes() == before
     assert compare(LR.split(), "my.txt", 4, 1337, None, None, machine) == folder

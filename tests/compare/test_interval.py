@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpt.compare.interval import Interval, mean_interval, paired_interval, student_t
+from gpt.compare.interval import Interval, paired_interval, student_t
 
 # Two-sided 95 %, from the tables of textbooks.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
@@ -13,20 +13,22 @@ def test_students_t_is_that_of_the_tables():
     assert {degrees: student_t(degrees) for degrees in TABLE} == pytest.approx(TABLE, abs=5e-4)
 
 
-def test_one_text_is_the_paired_t_test():
-    values = np.array([0.011, 0.018, 0.009, 0.016, 0.020])
-    interval = mean_interval(values.tolist())
-    assert interval.mean == pytest.approx(values.mean())
-    assert interval.half == pytest.approx(2.776445 * values.std(ddof=1) / np.sqrt(5), rel=1e-6)
+PAIRED = {
+    "one text, the paired t-test": ([[0.011, 0.018, 0.009, 0.016, 0.020]], 2.776445),
+    "three texts: the scatter of their seeds is pooled": (
+        [[0.10, 0.12], [-0.30, -0.28], [0.50, 0.53]],
+        3.182446,
+    ),
+}
 
 
-def test_what_texts_differ_by_is_no_noise():
-    """The scatter of seeds is pooled: three texts of two seeds have three degrees of freedom."""
-    table = np.array([[0.10, 0.12], [-0.30, -0.28], [0.50, 0.53]])
-    interval = paired_interval(table.tolist())
-    within = ((table - table.mean(axis=1, keepdims=True)) ** 2).sum() / 3
+@pytest.mark.parametrize(("differences", "t"), PAIRED.values(), ids=PAIRED)
+def test_what_texts_differ_by_is_no_noise(differences, t):
+    table = np.array(differences)
+    interval = paired_interval(differences)
+    within = table.var(axis=1, ddof=1).mean()
     assert interval.mean == pytest.approx(table.mean())
-    assert interval.half == pytest.approx(3.182446 * np.sqrt(within / 6), rel=1e-6)
+    assert interval.half == pytest.approx(t * np.sqrt(within / table.size), rel=1e-6)
 
 
 def test_zero_at_the_end_of_an_interval_is_no_difference():

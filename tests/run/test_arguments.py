@@ -57,6 +57,7 @@ def test_a_recipe_and_a_resumed_run_may_have_options_of_reading_for_a_prepared_f
     [
         ("--resume runs/mine --run other", "--run other is not the run that is resumed, runs/mine"),
         ("--resume=", "no checkpoint in ."),
+        ("--resume runs/mine --ckpt_path runs/mine", "--resume and --ckpt_path name a checkpoint: give only"),
         ("--run=", "expected a plain folder name for --run, got ''"),
     ],
 )

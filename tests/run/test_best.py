@@ -45,39 +45,40 @@ def test_the_best_of_another_branch_is_not_the_best_of_this_one(workplace):
     assert read(CHECKPOINTS / "best-step-4-2.safetensors").run.best_loss > before[1]
 
 
-def test_another_text_begins_the_best_again(workplace, capsys):
-    assert fit(f"{RUN} --model.optimizer.lr 0.05 --model.optimizer.warmup_steps 0") == 0
-    before = best()
-    harder = "".join(f"{number * 7919 % 10007} " for number in range(4000))
-    (workplace / "other.txt").write_text(harder, "utf-8")
-    more = "--data.corpus other.txt --trainer.max_steps 6 --model.optimizer.lr 0"
-    assert gpt(f"fit --resume runs/r {more}") == 0
-    assert "the text is not the one that this run was trained on" in capsys.readouterr().err
-    after = best()
-    assert after[0] == 6
-    assert after[1] > before[1]  # a harder text: its loss never beats the old one
-    assert read(CHECKPOINTS / "best-step-4.safetensors").run.step == 4
+HARDER = "".join(f"{number * 7919 % 10007} " for number in range(4000))
+BEGINS_AGAIN = {
+    "harder text, whose loss is never as low": (
+        "--model.optimizer.lr 0.05 --model.optimizer.warmup_steps 0",
+        "--data.corpus other.txt",
+        "the text is not the one that this run was trained on",
+    ),
+    "attention": (
+        "",
+        "--data.isolate true",
+        "held-out text is scored with attention to other documents than before",
+    ),
+    "losses of another kind": (
+        "--temperature_scaling true",
+        "--temperature_scaling false",
+        "losses with temperature scaling are lower than those without",
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "why"), BEGINS_AGAIN.values(), ids=BEGINS_AGAIN)
+def test_where_losses_so_far_are_no_measure_the_best_begins_again(first, then, why, workplace, capsys):
+    assert fit(f"{RUN} {first}") == 0
+    before, _ = best()
+    (workplace / "other.txt").write_text(HARDER, "utf-8")
+    assert gpt(f"fit --resume runs/r {then} --trainer.max_steps 6 --model.optimizer.lr 0") == 0
+    assert f"{why}: the best checkpoint begins again\n" in capsys.readouterr().err
+    assert best()[0] == 6
+    assert read(CHECKPOINTS / f"best-step-{before}.safetensors").run.step == before
 
 
 def test_a_run_that_has_no_best_takes_another_text(workplace):
     assert fit(f"{RUN} --data.val_fraction 0") == 0
-    (workplace / "other.txt").write_text("".join(f"{number} " for number in range(4000)), encoding="utf-8")
+    (workplace / "other.txt").write_text(HARDER, "utf-8")
     more = "--data.corpus other.txt --trainer.max_steps 6 --data.val_fraction 0.1"
     assert gpt(f"fit --resume runs/r {more}") == 0
-    assert best()[0] == 6
-
-
-def test_attention_to_other_documents_begins_the_best_again(workplace, capsys):
-    assert fit(RUN) == 0
-    more = "--data.isolate true --trainer.max_steps 6 --model.optimizer.lr 0"
-    assert gpt(f"fit --resume runs/r {more}") == 0
-    assert "attention to other documents than before: the best" in capsys.readouterr().err
-
-
-def test_losses_of_another_kind_begin_the_best_again(workplace, capsys):
-    """With temperature scaling a loss is lower: the losses so far are no measure."""
-    assert fit(f"{RUN} --temperature_scaling true") == 0
-    more = "--temperature_scaling false --trainer.max_steps 6 --model.optimizer.lr 0"
-    assert gpt(f"fit --resume runs/r {more}") == 0
-    assert "losses with temperature scaling are lower than those without: the" in capsys.readouterr().err
     assert best()[0] == 6

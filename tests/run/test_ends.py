@@ -128,16 +128,23 @@ def test_no_validation_comes_just_before_the_last(workplace, steps, validated):
     assert validated_steps("r") == validated
 
 
-@pytest.mark.parametrize("first", [float("inf"), float("nan"), 1e30])
-def test_a_first_held_out_loss_that_cannot_be_kept_ends_no_run(first, workplace, monkeypatch):
-    """With a rate that is too high it may be that of a perplexity of 1e30."""
-    left = [first, 4.0]
+@pytest.fixture
+def held_out_losses(monkeypatch) -> list[float]:
+    """The losses of a run's validations, to be filled; the last one is that of all further ones."""
+    left: list[float] = []
 
     def log(self, metrics, original=LanguageModel.log_dict, **options):
-        loss = left.pop(0)
+        loss = left.pop(0) if left[1:] else left[0]
         original(self, {**metrics, "val_loss": loss, "val_perplexity": loss}, **options)
 
     monkeypatch.setattr(LanguageModel, "log_dict", log)
+    return left
+
+
+@pytest.mark.parametrize("first", [float("inf"), float("nan"), 1e30])
+def test_a_first_held_out_loss_that_cannot_be_kept_ends_no_run(first, workplace, held_out_losses):
+    """With a rate that is too high it may be that of a perplexity of 1e30."""
+    held_out_losses += [first, 4.0]
     assert fit(ADAMW, "--trainer.val_check_interval 2 --trainer.max_steps 4") == 0
     assert checkpoint("r", "best").run.best_loss == 4.0
 
@@ -158,14 +165,9 @@ def test_epochs_count_the_text_whatever_the_size_of_an_update(workplace):
     [((5.0, 6.0, 3.0, 3.5), 6), ((5.0, float("inf"), float("nan")), 2)],
     ids=["rises, falls and rises", "is not finite"],
 )
-def test_early_stopping_ends_a_run_once_and_for_all(losses, best, workplace, monkeypatch, capsys):
-    """After two validations that were no better; the last loss is that of all further ones."""
-    left = list(losses)
-
-    def log(self, metrics, original=LanguageModel.log_dict, **options):
-        original(self, {**metrics, "val_loss": left.pop(0) if left[1:] else left[0]}, **options)
-
-    monkeypatch.setattr(LanguageModel, "log_dict", log)
+def test_early_stopping_ends_a_run_once_and_for_all(losses, best, workplace, held_out_losses, capsys):
+    """After two validations that were no better."""
+    held_out_losses += losses
     assert fit(ADAMW, "--trainer.val_check_interval 2 --early_stopping 2") == 0
     told = f"ended after step {best + 4}: early stopping: val_loss was lowest after step {best}"
     assert told in capsys.readouterr().err

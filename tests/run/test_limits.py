@@ -6,7 +6,7 @@ import pytest
 
 from gpt.errors import InputError
 from gpt.plan.rule import END_SECONDS, Given, Machine, Plan, Text, choose
-from gpt.run.limits import End, Limits, Parts, first_of_steps_and_epochs
+from gpt.run.limits import Limits, first_of_steps_and_epochs, next_part
 from gpt.run.options import Options, TrainerOptions
 from gpt.run.signals import Stopped
 from gpt.training.options import ModelOptions
@@ -89,6 +89,7 @@ STALLED = "before its time, as the held-out loss has not fallen since step {}"
 A_PART = {"steps": 200, "is_whole": False}
 ALL_TIME = {"steps": 1000}
 DECIDED = {
+    "the time ends inside a part": (A_PART, 17, {}, 170, TIME),
     "each part gains: twice as many steps, then all that the time allows": (A_PART, 85, {}, 850, TIME),
     "the second part gains nothing": (A_PART, 85, {400: 4.995}, 400, EARLY.format(200)),
     "the first part was best before its end": (A_PART, 85, {100: 4.0}, 200, EARLY.format(100)),
@@ -111,29 +112,21 @@ def test_held_out_losses_decide_when_a_run_ends(plan, seconds, losses, steps, wh
     run.train(lambda _: 0.1, loss=lambda step: losses.get(step, 5.0 - step / 10_000))
     assert run.part.step == pytest.approx(steps, abs=1)
     assert run.limits.why() == why
-
-
-def test_a_run_that_became_four_times_as_long_is_validated_a_fourth_as_often():
-    run = Run(planned(**A_PART), interval=100, minute=85.0)
-    run.train(lambda _: 0.1)
-    assert run.validated == [100, 200, 400, 850]
+    assert not run.part.is_part  # a resumed run has no further part
 
 
 @pytest.mark.parametrize(
-    ("in_time", "then"),
+    ("in_time", "end", "why"),
     [
-        (119, "the rest of the time is too short for a further part"),
-        (120, ""),  # all the time is the last part
-        (299, ""),
-        (300, "a further part of the time"),
+        (119, 100, "the rest of the time is too short for a further part"),
+        (120, 1 << 53, ""),  # all the time is the last part
+        (299, 1 << 53, ""),
+        (300, 200, "a further part of the time"),
     ],
 )
-def test_a_further_part_is_as_long_as_all_before_where_there_is_time_for_it_and_another(in_time, then):
-    parts = Parts(100)
-    end = parts.extend(RunPart(step=100, best_step=100), in_time)
-    assert (end or parts.end).why == then
-    if end is None:
-        assert parts.end == (End(200, then) if then else Parts(None).end)
+def test_a_further_part_is_as_long_as_all_before_where_there_is_time_for_it_and_another(in_time, end, why):
+    part = next_part(RunPart(step=100, best_step=100), in_time)
+    assert (part.step, part.why) == (end, why)
 
 
 @pytest.mark.parametrize(
@@ -180,21 +173,6 @@ def test_a_run_that_was_killed_in_a_part_of_its_time_gets_a_further_part_when_it
     assert run.validated == [200, 400, 850]
     assert run.limits.why() == TIME
     assert not killed.is_part
-
-
-def test_a_run_that_ended_after_a_part_of_its_time_has_no_further_part():
-    run = Run(planned(**A_PART), interval=100, minute=85.0)
-    run.train(lambda _: 0.1, loss=lambda _: 4.0)
-    assert run.part.step == 200
-    assert not run.part.is_part
-
-
-def test_a_run_whose_time_ended_inside_a_part_is_whole_when_it_is_resumed():
-    run = Run(planned(**A_PART), interval=100, minute=85.0)
-    run.train(lambda _: 0.5)
-    assert run.part.step == pytest.approx(170, abs=1)
-    assert run.limits.why() == TIME
-    assert not run.part.is_part
 
 
 ENDED = {

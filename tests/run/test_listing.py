@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_runs import gpt
 
-from gpt.run.listing import read_rows, table
+from gpt.run.listing import read_runs, table
 from gpt.weights.checkpoint import ModelPart, RunPart, write
 
 MODEL = ModelPart(config={}, tokenizer=None, template=None, adapters=None)
@@ -40,18 +40,18 @@ def test_runs_are_listed_by_their_newest_checkpoint(save, workplace, capsys):
 
 def test_a_total_that_is_not_known_yet_is_not_listed(save, tmp_path):
     save("a", "last", session=1, save=1, step=1, total=1 << 53)
-    assert table(read_rows(tmp_path / "runs"))[1].split()[2:4] == ["1", "0.0"]
+    assert table(read_runs(tmp_path / "runs"))[1].split()[2:4] == ["1", "0.0"]
 
 
 def test_a_broken_checkpoint_does_not_hide_the_run(save, tmp_path):
     save("a", "last", session=1, save=1, step=5, total=5)
     (tmp_path / "runs" / "a" / "checkpoints" / "step-9.safetensors").write_bytes(b"broken")
-    assert [row.step for row in read_rows(tmp_path / "runs")] == [5]
+    assert [run.step for _, run in read_runs(tmp_path / "runs")] == [5]
 
 
 def test_a_name_that_a_terminal_would_obey_is_not_printed_as_it_is(save, tmp_path):
     save("a\x1b]52;c;aGk=\x07", "last", session=1, save=1, step=5, total=5)
-    text = "\n".join(table(read_rows(tmp_path / "runs")))
+    text = "\n".join(table(read_runs(tmp_path / "runs")))
     assert "\x1b" not in text and "a\\x1b]52" in text
 
 

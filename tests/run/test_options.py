@@ -20,6 +20,7 @@ POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch pwned", 
 HOSTILE = {
     "a class": {"trainer": {"accelerator": POPEN}},
     "a name to import": {"trainer": {"accelerator": "evil_module.Strategy"}},
+    "a file as a time": {"trainer": {"max_time": "evil.yaml"}},
     "a file as a group": {"trainer": "evil.yaml"},
     "a URL as the corpus": {"data": {"corpus": "https://example.org/text.txt"}},
     "a recipe with a URL": {"data": {"corpus": "evil-recipe.yaml"}},

@@ -166,15 +166,14 @@ def test_the_speed_is_that_of_training(record, clock, tmp_path, capsys):
     assert capsys.readouterr().err == ""  # the last line is not ten seconds old
     advance(record, clock, 20)
     assert capsys.readouterr().err == "training: 20 of 100 steps, loss 3.250, 128 tokens/s, 60 s left\n"
-    head, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
-    assert [row[head.index("tokens_per_second")] for row in rows] == ["128", "128"]
+    assert [row["tokens_per_second"] for row in rows(tmp_path)] == ["128", "128"]
 
 
 def test_tokens_are_written_to_the_last_one(record, clock, tmp_path):
     record.run.place = 123_456_789
     advance(record, clock, 10)
-    head, row = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
-    assert row[head.index("tokens")] == str(16 * (123_456_789 + 40)) == str(record.tokens)
+    (row,) = rows(tmp_path)
+    assert row["tokens"] == str(16 * (123_456_789 + 40)) == str(record.tokens)
 
 
 def test_the_speed_after_a_resume_is_that_of_the_updates_since(clock, tmp_path):
@@ -184,8 +183,8 @@ def test_the_speed_after_a_resume_is_that_of_the_updates_since(clock, tmp_path):
         record = Record(claim.take(tmp_path), resumed, Options(log_every=10), window=16)
         advance(record, clock, 20)
         record.close("success")
-    head, row = (line.split(",") for line in (tmp_path / "metrics.csv").read_text("utf-8").splitlines())
-    assert row[head.index("tokens_per_second")] == "128"
+    (row,) = rows(tmp_path)
+    assert row["tokens_per_second"] == "128"
 
 
 def test_validation_prints_its_figures_and_a_sample_as_it_is(record, monkeypatch, capsys):

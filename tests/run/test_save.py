@@ -12,11 +12,12 @@ from tiny_runs import checkpoint, contents, fit, result
 
 from gpt import GPT
 from gpt.errors import InputError
+from gpt.files import atomic_write
 from gpt.run import checkpoint as checkpoints
-from gpt.run.checkpoint import Checkpoints, save, set_random_state
+from gpt.run.checkpoint import Checkpoints, set_random_state
 from gpt.run.folder import Claim
 from gpt.training.module import LanguageModel
-from gpt.weights.checkpoint import RunPart, read
+from gpt.weights.checkpoint import RunPart, read, write
 
 if sys.platform != "win32":
     import resource
@@ -40,8 +41,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(room, mine):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
-            save(path, tensors, saved.model, saved.run)
+        with pytest.raises(OSError, match="File too large"), atomic_write(path, "wb") as file:
+            write(file, tensors, saved.model, saved.run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert contents(mine) == before

@@ -90,7 +90,9 @@ def test_snapshots_that_would_not_fit_are_not_even_copied(tmp_path):
 
 def test_a_snapshot_writes_and_is_not_resumed(whole, workplace, refusal):
     path = shutil.copy(snapshots_of(whole)[4][2], "snapshot.safetensors")
-    assert "can neither be resumed nor validated" in refusal(f"fit --resume {path}")
+    for command in ("fit --resume", "validate"):
+        err = refusal(f"{command} {path}")
+        assert "can neither be resumed nor validated; gpt evaluate scores it" in err
     assert gpt(f"generate --checkpoint {path} --max_new_tokens 3") == 0
     Path("half.safetensors").write_bytes(Path(path).read_bytes()[:-300])
     refusal("generate --checkpoint half.safetensors")
