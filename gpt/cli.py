@@ -197,7 +197,8 @@ def _look_for_text(arguments: list[str]) -> None:
     from gpt.data.find import check_exists
 
     reads_no_text = {"-h", "--help", "--print_config"} & set(arguments)
-    text = dict(values_in(with_first(arguments, "data.corpus"))).get("data.corpus")
+    given = dict(values_in(with_first(arguments, "data.corpus")))
+    text = given.get("data.corpus")  # None, too, for the option without a value, which its parser refuses
     if text is not None and not reads_no_text:
         check_exists(text)
 

@@ -1,7 +1,7 @@
 """Compare this program with others in one run on one machine: `python scripts/benchmark.py NAME`.
 
-Each benchmark prints a table. A ratio above 1 means that this program is faster or
-better, unless the notes say otherwise.
+Each benchmark prints a table. `--json FILE` writes the results; a value of `ratios`
+above 1 means that this program is faster or better, unless the notes say otherwise.
 `--write docs/benchmarks.md` replaces the table of that page, and `--all` measures all
 benchmarks of the page that the given options allow, one after the other.
 """
@@ -84,6 +84,8 @@ def main() -> None:
         parser.error("--write names the commit that was measured, but there are changes: commit them first")
     if options.write and options.quick:
         parser.error("--write replaces tables of whole measurements: leave --quick out")
+    if options.all and options.json:
+        parser.error("--json writes one benchmark: name it")
     if options.all == bool(options.name):
         parser.error("expected the name of a benchmark, or --all")
     if options.all:
@@ -98,12 +100,13 @@ def main() -> None:
         parser.error(f"the benchmark {options.name} takes no --{name}")
     report = run(quick=options.quick, **given)
     code = NAMES[options.name][1]
-    section = report.section(code)
-    print(f"### {report.title}\n\n{section}")
+    print(report.markdown(code))
+    if options.json:
+        report.write(options.json)
     if options.write:
         text = options.write.read_text(encoding="utf-8")
         with atomic_write(options.write) as file:
-            file.write(replaced(text, options.name, section))
+            file.write(replaced(text, options.name, report.section(code)))
 
 
 def replaced(page: str, name: str, section: str) -> str:
@@ -131,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help="all benchmarks of docs/benchmarks.md")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the table of this page")
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results and their ratios")
     for option, (kind, what) in OPTIONS.items():
         how: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}
         parser.add_argument(f"--{option}", help=what, default=argparse.SUPPRESS, **how)

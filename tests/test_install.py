@@ -3,7 +3,6 @@
 import io
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,8 +160,12 @@ def test_a_lock_that_is_not_written_to_its_end_leaves_the_old_one(tmp_path, monk
     (tmp_path / "lock.txt").write_text("old", "utf-8")
     monkeypatch.setattr(lock, "ROOT", tmp_path)
     monkeypatch.setattr(lock, "resolved", lambda requirements: ["a==1\n"])
+
+    def interrupted(descriptor):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
-        stopped.setattr("os.fsync", lambda descriptor: signal.raise_signal(signal.SIGINT))
+        stopped.setattr("os.fsync", interrupted)
         lock.main()
     assert (tmp_path / "lock.txt").read_text("utf-8") == "old"
     lock.main()

@@ -43,10 +43,7 @@ def program() -> ctypes.CDLL | None:
 def program_path() -> Path:
     """Return the path of the program. It is the one for one thread only if there is no other."""
     path = _parallel_path()
-    if path.exists():
-        return path
-    serial = _folder().glob(f"{_name()}-one-thread-*.so")  # whichever compiler made it
-    return next(serial, path)
+    return path if path.exists() else next(_serial_paths(), path)
 
 
 def build() -> ctypes.CDLL:
@@ -113,7 +110,8 @@ def _compile() -> None:
 
     - `_parallel_path()`, with OpenMP. A compiler that has OpenMP makes it, and then none is asked again.
     - `_serial_path()`, for one thread. A compiler without OpenMP makes it. The file has this compiler's name,
-      so that the same one is not asked again, and another one is.
+      so that the same one is not asked again. Another compiler that is asked later gives the file its own
+      name. If it has no OpenMP either, it compiles nothing more.
 
     Raises InputError if both fail. A compiler that takes too long says nothing about OpenMP, so that is an
     error too.
@@ -124,18 +122,28 @@ def _compile() -> None:
     # Link torch's own OpenMP library, as idle threads of a second one would keep a core busy.
     openmp = ["-fopenmp", *map(str, _openmp_libraries())]
     openmp = ["-Xclang", *openmp] if sys.platform == "darwin" else [*openmp, "-Wl,--as-needed,-z,defs"]
+    has_serial = program() is not None
+    if has_serial:
+        program_path().replace(_serial_path())  # so that this compiler is asked once
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, "step.so")
         command = [*_compiler(), str(SOURCE), *options]
         output = ["-o", str(built)]
         without_openmp = _run([*command, *openmp, *output])
-        if without_openmp and (reason := _run([*command, *output])):
-            raise InputError(f"{_FAILED}: {reason}")
-        with atomic_write(_serial_path() if without_openmp else _parallel_path(), "wb") as file:
-            file.write(built.read_bytes())
-    if without_openmp:
-        _parallel_path().unlink(missing_ok=True)  # it was damaged, otherwise nothing had been compiled
-        notice(f"decoding uses one thread, as it could not be compiled with OpenMP: {without_openmp}")
+        if not without_openmp:
+            _keep(built, _parallel_path())
+            return
+        if not has_serial:
+            if reason := _run([*command, *output]):
+                raise InputError(f"{_FAILED}: {reason}")
+            _keep(built, _serial_path())
+    _parallel_path().unlink(missing_ok=True)  # it was damaged, otherwise nothing had been compiled
+    notice(f"decoding uses one thread, as it could not be compiled with OpenMP: {without_openmp}")
+
+
+def _keep(built: Path, path: Path) -> None:
+    with atomic_write(path, "wb") as file:
+        file.write(built.read_bytes())
 
 
 def _compiler() -> list[str]:
@@ -195,6 +203,11 @@ def _serial_path() -> Path:
     file = _compiler_file()
     version = os.stat(file).st_mtime_ns if file else None
     return _folder() / f"{_name()}-one-thread-{_hash(_compiler(), file, version)}.so"
+
+
+def _serial_paths() -> Iterator[Path]:
+    """Yield the paths of the programs for one thread that exist, whichever compiler made them."""
+    return _folder().glob(f"{_name()}-one-thread-*.so")
 
 
 def _hash(*values: object) -> str:

@@ -3,8 +3,9 @@
 Shapes: N rows, T tokens of each, S columns of their cache, V vocab_size, R scored tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import groupby
 
 import torch
@@ -69,7 +70,7 @@ class Forward:
         if was_training:  # each call of eval() and train() visits all modules
             self.model.eval()
         eager = torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
-        unplanned = _without_cudnn_attention() if self.like.is_cuda else nullcontext()
+        unplanned = _WITHOUT_CUDNN if self.like.is_cuda else nullcontext()
         try:
             with eager, unplanned:
                 return self.model(tokens, **inputs)[:, -scored:]
@@ -87,16 +88,31 @@ def _kind(read: Read) -> tuple[int, ...]:
     return new, read.scored, read.held if new > 1 else 0
 
 
-@contextmanager
-def _without_cudnn_attention() -> Iterator[None]:
-    """Keep PyTorch from cuDNN's attention, its first choice on a Hopper GPU, and switch back at the end.
+class _WithoutCudnnAttention:
+    """A context in which PyTorch does not use cuDNN's attention, its first choice on a Hopper GPU.
 
     cuDNN builds a plan for every new shape, which takes up to a second. Generation has many shapes. Training
-    has only one, and may use cuDNN.
+    has only one, and may use cuDNN. The switch is global to the process. So the first of several threads
+    switches cuDNN off, and the last restores it.
     """
-    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.backends.cuda.enable_cudnn_sdp(self._before)
+
+
+_WITHOUT_CUDNN = _WithoutCudnnAttention()

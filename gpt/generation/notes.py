@@ -1,6 +1,6 @@
 """Note which models the compiled program computes as PyTorch does, so that a file of weights is tested once.
 
-The comparison of `decoding.py` reads a whole model, which takes a process about 280 ms for GPT-2 small
+The comparison of `decoding.py` reads a whole model, which takes a process about 0.3 s for GPT-2 small
 (docs/log/generation.md). Notes save this time. The comparison's result depends on nothing but what `key`
 hashes. So a process that finds the key among the notes needs no comparison of this model. It still compares a
 tiny one, because no hash covers changes to PyTorch itself.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpt.errors import InputError
-from gpt.files import Folder, locked, make_folder
+from gpt.files import Folder, lock, make_folder
 from gpt.plain import plain_name
 from gpt.progress import is_first_process, notice
 from gpt.weights.runs import CHECKPOINTS, RUNS, SNAPSHOTS, run_of
@@ -31,7 +31,9 @@ class RunFolder:
         with ExitStack() as opened:
             self.top = opened.enter_context(Folder(path))
             try:
-                has_locks = opened.enter_context(locked(path / _LOCK))
+                descriptor = self.top.open(_LOCK, os.O_RDWR | os.O_CREAT)
+                opened.callback(os.close, descriptor)
+                has_locks = lock(descriptor)
             except BlockingIOError:
                 what = "in use by another process: wait for its end, or name another --run"
                 raise InputError(f"{path} is {what}") from None

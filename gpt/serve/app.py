@@ -30,7 +30,7 @@ from gpt.plain import JsonObject
 from gpt.serve.engine_thread import EngineThread, Handle, Piece
 from gpt.serve.errors import CodedError, error_body, error_reply
 from gpt.serve.history import History
-from gpt.serve.limits import CALL_COST, RequestLimits, cost_of, guard
+from gpt.serve.limits import CALL_COST, RequestLimits, check_key, cost_of, guard
 from gpt.serve.requests import AttentionRequest, CompletionRequest, CopiedRequest, log_probabilities
 from gpt.share.page import served_page
 from gpt.text.template import Template
@@ -61,7 +61,8 @@ def create_app(
 ) -> FastAPI:
     """Make the application that serves a model.
 
-    `app.state.end()` ends it: no more requests are taken, and clients that wait get an error.
+    `app.state.end()` ends it: no more requests are taken, and clients that wait get an error. Raises
+    InputError for an API key that clients could not send.
 
     Args:
         model: the model as `for_decoding` returns it for this `precision`.
@@ -75,6 +76,7 @@ def create_app(
         precision: the precision that the model and the run's snapshots compute in.
         trained: the state of the run in the served checkpoint, for the page to show its figures.
     """
+    check_key(api_key)
     limits = limits or RequestLimits()
     device = model.token_embedding.weight.device
 

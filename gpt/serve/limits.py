@@ -1,6 +1,7 @@
 """Limits on what one client may ask for, so that others are served too. Checks before every request."""
 
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpt import generation
-from gpt.errors import check_least
+from gpt.errors import InputError, check_least
 from gpt.serve.errors import CodedError, error_reply
 
 CALL_COST = 1 << 14  # the cost of a request for attention weights, in the units of `cost_of`
@@ -72,6 +73,12 @@ def cost_of(requests: Sequence[generation.Request]) -> int:
             sample = 64 + tokens * (2 + request.alternatives) + prompt
         total += prompt + request.samples * sample
     return total
+
+
+def check_key(api_key: str | None) -> None:
+    """Raise InputError for an API key that some clients could not send in a header."""
+    if api_key is not None and not re.fullmatch("[!-~]+", api_key):
+        raise InputError("the API key must consist of ASCII letters, digits and signs, without spaces")
 
 
 def guard(app: ASGIApp, api_key: str | None) -> ASGIApp:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -49,14 +48,13 @@ def serve(
     """
     try:
         from gpt.serve.app import create_app
-        from gpt.serve.limits import LOCAL, RequestLimits, local_only
+        from gpt.serve.limits import LOCAL, RequestLimits, check_key, local_only
         from gpt.serve.server import Server
     except ImportError:
         raise missing_extra("gpt serve", "serve") from None
     limits = RequestLimits(max_seconds=max_seconds, drain_seconds=drain_seconds)
     api_key = api_key or os.environ.get("GPT_API_KEY") or None
-    if api_key and not re.fullmatch("[!-~]+", api_key):  # some clients could not send it in a header
-        raise InputError("the API key must consist of ASCII letters, digits and signs, without spaces")
+    check_key(api_key)  # before the weights are read
     path = find(checkpoint)
     loaded, tokenizer, template = load_with_template(path, device)
     model = for_decoding(loaded, precision)

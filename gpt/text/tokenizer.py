@@ -42,7 +42,8 @@ _LONGEST_CALL = 1 << 16  # characters: tiktoken's regular expression can panic o
 
 
 # What is computed from a table is kept for all tokenizers that have it: a run has several equal ones.
-_cached = lru_cache(maxsize=256)
+_cached = lru_cache(maxsize=8)
+_cached_by_bytes = lru_cache(maxsize=256)
 
 
 class Tokenizer:
@@ -181,7 +182,7 @@ class Tokenizer:
     def _sorted_tokens(self) -> list[bytes]:
         return sorted(self.tokens)
 
-    @_cached
+    @_cached_by_bytes
     def ids_beginning_with(self, beginning: bytes) -> tuple[int, ...]:
         """Return the ids of the tokens whose bytes begin with `beginning`, in order."""
         tokens = self._sorted_tokens

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from gpt.files import write_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,18 +181,27 @@ class Report:
     """By target; above 1 means that this program is faster or better."""
     notes: list[str] = field(default_factory=list)
     across: tuple[str, str] | None = None
-    """The column whose values become columns of the table, and the column with their figures."""
+    """For a page: the column whose values become columns, and the column with their figures."""
+
+    def markdown(self, code: str) -> str:
+        """The report for a terminal, as Markdown; `code` lists the paths that were measured."""
+        return f"### {self.title}\n\n{self._body(self.rows, code)}"
 
     def section(self, code: str) -> str:
-        """Caption, table, ratios and notes as Markdown; `code` lists the paths that were measured.
+        """The report for a page of docs/: as `markdown`, without its title, in a wider table."""
+        return self._body(self._wide(), code)
 
-        The caption's comment is read by tests/test_measured.py.
-        """
+    def write(self, path: Path) -> None:
+        """The report as JSON."""
+        write_json(path, {**asdict(self), "machine": machine()})
+
+    def _body(self, rows: list[dict[str, Any]], code: str) -> str:
+        """Caption, table, ratios and notes. The caption's comment is read by tests/test_measured.py."""
         about, now, day = machine(), commit(), f"{datetime.now():%Y-%m-%d}"
         threads = f"{about['threads']} threads"
         where = ", ".join(filter(None, (about["cpu"], threads, about["gpu"], f"torch {about['torch']}")))
         parts = [f"*{where}, commit {now}, {day}.*", f"<!-- measured: {now}, {day}; code: {code} -->"]
-        parts.append(_table(self._wide()))
+        parts.append(_table(rows))
         ratios = [f"- {name.replace('_', ' ')}: {value:.3f}" for name, value in self.ratios.items()]
         if ratios:
             parts.append("\n".join(ratios))

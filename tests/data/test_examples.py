@@ -170,15 +170,24 @@ def test_one_prompt_for_all_examples_is_said(tmp_path, capsys):
     assert "rows.jsonl: nothing is held out, as the text is a single document" in capsys.readouterr().err
 
 
-def test_a_reply_of_weight_zero_is_read_and_not_scored(tmp_path):
-    """As in OpenAI's format, also in ShareGPT's. Its `<|endoftext|>` is not scored either."""
+@pytest.mark.parametrize(
+    ("column", "author", "text", "roles"),
+    [
+        ("messages", "role", "content", ("user", "assistant")),
+        ("conversations", "from", "value", ("human", "gpt")),
+    ],
+    ids=["OpenAI", "ShareGPT"],
+)
+def test_a_reply_of_weight_zero_is_read_and_not_scored(column, author, text, roles, tmp_path):
+    """Its `<|endoftext|>` is not scored either."""
+    asks, replies = roles
     chat = [
-        {"from": "human", "value": "Hi"},
-        {"from": "gpt", "value": "No", "weight": 0},
-        {"from": "human", "value": "Again"},
-        {"from": "gpt", "value": "Yes", "weight": 1},
+        {author: asks, text: "Hi"},
+        {author: replies, text: "No", "weight": 0},
+        {author: asks, text: "Again"},
+        {author: replies, text: "Yes", "weight": 1},
     ]
-    prepared = data_of(write_rows(tmp_path / "a.jsonl", [{"conversations": chat}]), val_fraction=0.0).prepared
+    prepared = data_of(write_rows(tmp_path / "a.jsonl", [{column: chat}]), val_fraction=0.0).prepared
     expected = [
         *stored(("### Instruction:\nHi\n\n### Response:\n", False), ("No", False)),
         ~EOT,

@@ -18,18 +18,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_temporary_folder_of_other_tests():
-    yield
-    build._temporary_folder().cleanup()
-    build._temporary_folder.cache_clear()
-
-
 @pytest.fixture
 def cache(monkeypatch, tmp_path) -> Path:
     """An empty cache folder."""
     monkeypatch.setenv("GPT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    _forget_temporary_folder()
+    yield tmp_path / "cache"
+    _forget_temporary_folder()
+
+
+def _forget_temporary_folder() -> None:
+    build._temporary_folder().cleanup()
+    build._temporary_folder.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ def test_what_others_can_write_is_not_run(library, monkeypatch):
     assert build.program()
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # whose files are not those of this user
     assert not build.program()
+    _forget_temporary_folder()
 
 
 def test_two_processes_with_one_number_do_not_write_one_file(cache, compiler, tmp_path):
@@ -101,12 +102,6 @@ def test_a_home_that_cannot_be_written(is_there, cache, compiler, monkeypatch):
     assert cache not in build.program_path().resolve().parents
 
 
-def wait_for_threads() -> None:
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join(30)
-
-
 WITHOUT_OPENMP = 'case "$*" in *fopenmp*) echo no -fopenmp >&2; exit 1;; esac'
 
 
@@ -127,15 +122,19 @@ def test_without_openmp_it_is_compiled_for_one_thread(cache, compiler, capsys):
 
 def test_a_compiler_that_is_installed_later_is_asked_for_openmp_once(cache, compiler, tmp_path, monkeypatch):
     calls = tmp_path / "calls"
-    for version in (1, 2):  # both lack OpenMP: each is asked with it and without, and then not again
-        os.utime(compiler(f"echo >> {calls}; {WITHOUT_OPENMP}"), ns=(0, version))
-        for _ in range(2):
-            build.build()
-        assert len(calls.read_text("utf-8")) == 2 * version
+    called = f"echo >> {calls}; {WITHOUT_OPENMP}"
+    compiler(called)
+    for _ in range(2):  # with OpenMP and without, and then not again
+        build.build()
+    assert len(calls.read_text("utf-8")) == 2
+    os.utime(compiler(called), ns=(0, 0))  # another version, which lacks OpenMP too
+    for _ in range(2):
+        build.build()
+    assert len(calls.read_text("utf-8")) == 3
     with monkeypatch.context() as patch:
         patch.setenv("CXX", "/no/such/compiler")
         assert build.build() and "-one-thread-" in build.program_path().name
-    compiler()
+    os.utime(compiler(), ns=(1, 1))
     assert build.build() and "-one-thread-" not in build.program_path().name
 
 
@@ -154,16 +153,13 @@ def test_a_compiler_that_takes_too_long_is_ended(cache, compiler, tmp_path, monk
 def test_without_a_compiler_one_line_says_so(cache, command, monkeypatch, capsys):
     monkeypatch.setenv("CXX", command)
     with build.built_meanwhile(True, after=0.0):
-        wait_for_threads()
+        _wait_for_threads()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpt: decoding is slower than it could be: the program cannot be compiled")
     assert not list(cache.rglob("*.so"))
 
 
 def test_what_is_built_first_is_said_once(cache, compiler, capsys):
-    """In the place of a damaged program, which cannot be loaded."""
-    (cache / "compiled").mkdir(parents=True, mode=0o700)
-    build.program_path().write_bytes(b"damaged")
     build.build_first()
     build.build_first()
     (line,) = capsys.readouterr().err.splitlines()
@@ -178,22 +174,23 @@ def test_what_is_built_first_is_said_once(cache, compiler, capsys):
 def test_it_is_built_only_for_what_runs_long_enough(wanted, after, is_built, cache, compiler):
     with build.built_meanwhile(wanted, after):
         if after == 0.0:
-            wait_for_threads()
+            _wait_for_threads()
     assert bool(build.program()) == is_built
 
 
 def test_an_end_waits_for_the_compiler_with_a_line(cache, compiler, tmp_path, capsys):
     compiler(f"touch {tmp_path}/begun; sleep 0.3")
     with build.built_meanwhile(True, after=0.0):
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.01)
+        _wait_for(tmp_path / "begun")
     assert build.program()
     assert "still compiling" in capsys.readouterr().err
 
 
-def test_ctrl_c_does_not_wait_for_the_compiler(cache, compiler, tmp_path):
+def test_ctrl_c_does_not_wait_for_the_compiler(tmp_path):
     """A process whose compiler takes a minute."""
-    compiler(f"touch {tmp_path}/begun; exec sleep 60")
+    path = tmp_path / "compile"
+    path.write_text(f"#!/bin/sh\ntouch {tmp_path}/begun; exec sleep 60\n", encoding="utf-8")
+    path.chmod(0o700)
     program = f"""if True:
         from pathlib import Path
         from gpt.generation import build
@@ -202,5 +199,26 @@ def test_ctrl_c_does_not_wait_for_the_compiler(cache, compiler, tmp_path):
                 pass
             raise KeyboardInterrupt
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=50, check=False)
+    environment = {**os.environ, "CXX": str(path), "GPT_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=50, check=False
+    )
     assert b"KeyboardInterrupt" in done.stderr
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def _wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(30)
+
+
+def test_a_program_that_cannot_be_loaded_is_built_anew(cache, compiler):
+    (cache / "compiled").mkdir(parents=True, mode=0o700)
+    build.program_path().write_bytes(b"damaged")
+    assert not build.program()
+    assert build.build() and build.program()

@@ -71,6 +71,12 @@ def test_weights_of_any_shape_are_compared_once(precision, shape, compared, file
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_int8_and_int4_are_compared_each(compared, file):
+    for precision in ("int8", "int4"):
+        backend_of(for_decoding(sharp(), precision))
+    assert len(compared) == len(kept(file)) == 2
+
+
 def test_another_process_compares_no_more():
     backend_of(sharp())
     program = """

@@ -166,8 +166,12 @@ def test_the_loads_of_clients_that_left_do_not_pile_up(run, monkeypatch):
     assert read in ([1], [1, 1])  # the one that was begun, perhaps 64, then 64; none beside another
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/attention"])
-def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, run, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/v1/completions", {}), ("/v1/completions", {"stream": True}), ("/attention", {})],
+    ids=["completion", "stream", "attention"],
+)
+def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, more, run, monkeypatch):
     read = []
 
     def slowly(path):
@@ -176,7 +180,7 @@ def test_a_load_counts_in_the_time_of_a_request_and_goes_on(path, run, monkeypat
         return load(path)
 
     monkeypatch.setattr("gpt.serve.app.load", slowly)
-    form = {"prompt": "Hi", "snapshot": 1}
+    form = {"prompt": "Hi", "snapshot": 1, **more}
     with connected(new_app(run=run, limits=RequestLimits(max_seconds=1))) as client:
         late = client.post(path, json=form)
         assert late.status_code == 504 and "more than 1 s" in late.text

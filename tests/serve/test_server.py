@@ -152,6 +152,8 @@ def test_a_limit_out_of_range_is_named_as_the_option(option, exported):
 def test_a_key_that_clients_could_not_send_is_refused_before_the_weights_are_read(key, tmp_path):
     with pytest.raises(InputError, match=r"^the API key must consist of ASCII .*, without spaces$"):
         serve(tmp_path / "no such run", api_key=key)
+    with pytest.raises(InputError, match="the API key must"):
+        new_app(api_key=key)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ BITS = {
     "the best": ((2.0, 4.0, 3.0), 1.5),
     "not validated": ((None, 4.0, 3.0), None),
     "no loss": ((2.0, None, 3.0), 2.0),
-    "a loss of zero": ((2.0, 0.0, 0.0), 2.0),
+    "a loss of zero": ((2.0, 0.0, 3.0), 2.0),
     "no best loss": ((2.0, 4.0, None), 2.0),
 }
 

@@ -1,6 +1,7 @@
 import json
 import os
 import pickle
+import re
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,7 +15,8 @@ from gpt import GPT, GPTConfig, Tokenizer
 from gpt.errors import InputError
 from gpt.text.template import DEFAULT_TEMPLATE
 from gpt.weights.commands import write_export
-from gpt.weights.formats import hf
+from gpt.weights.formats import book, hf, nanogpt
+from gpt.weights.formats.table import check_complete, from_gpt, to_gpt
 from gpt.weights.load import StoredModel, choose_device, find, read_weights
 from gpt.weights.runs import model_name
 
@@ -31,6 +33,25 @@ def test_export_and_import_are_inverse_and_write_over_nothing(model, workplace, 
     for command in ("import hf --output mine", "export mine --output hf"):
         assert "exists already: choose another name" in refusal(command)
     assert "in the format hf, expected book" in refusal("import hf --format book --output new")
+
+
+UNKNOWN = {
+    "own": (None, ["lm_head.weight", "out_head.weight", "blocks.0.attn.bias"]),
+    "hf": (hf.TABLE, ["head.weight", "out_head.weight", "transformer.h.0.att.mask"]),
+    "nanogpt": (nanogpt.TABLE, ["head.weight", "transformer.foo.attn.bias"]),
+    "book": (book.TABLE, ["head.weight", "lm_head.weight", "trf_blocks.0.attn.bias"]),
+}
+
+
+@pytest.mark.parametrize(("table", "names"), UNKNOWN.values(), ids=UNKNOWN)
+def test_a_head_or_mask_of_another_format_is_not_dropped(table, names, config, model):
+    """As a model that computes with it would be another one."""
+    weights = check_complete(config, model.state_dict())
+    state = weights if table is None else from_gpt(config, weights, table)
+    for name in names:
+        more = {**state, name: torch.zeros(3)}
+        with pytest.raises(InputError, match=re.escape(f"the weights hold {name} of shape (3,)")):
+            check_complete(config, more) if table is None else to_gpt(config, more, table)
 
 
 class Bomb:

@@ -54,8 +54,8 @@ HEADS = ("token_embedding.weight", "head.weight")
 """The tensors of a GPT with a row for each token; a tied head is not stored."""
 Table = tuple[Row, ...]
 """All tensors of another program's GPT-2."""
-# Tensors in the files of other programs that are not read: masks, and a head. An untied head is in the rows.
-_SKIPPED = re.compile(r".*\.(att\.mask|attn\.(masked_)?bias)|(lm_|out_)?head\.weight")
+# Masks in the files of transformers and nanoGPT, and in those of the book. They are not read.
+_MASK = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias|trf_blocks\.\d+\.att\.mask")
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -119,7 +119,8 @@ def to_gpt(config: GPTConfig, state: Weights, table: Table, *, zero_biases: bool
             raise InputError(f"{name} has shape {shape}, expected {expected} in floating point")
         parts = (tensor.T if row.transposed else tensor).chunk(len(row.ours))
         weights.update(zip(row.ours, parts, strict=True))
-    if unknown := sorted(name for name in left if not _SKIPPED.fullmatch(name)):
+    heads = {row.theirs for row in table if row.ours == ("head.weight",)}  # a tied one is left
+    if unknown := sorted(name for name in left if name not in heads and not _MASK.fullmatch(name)):
         shape = tuple(left[unknown[0]].shape)
         raise InputError(f"the weights hold {unknown[0]} of shape {shape}, which GPT-2 does not have")
     return weights
@@ -156,7 +157,8 @@ def check_known(config: GPTConfig, weights: Weights, table: Table) -> None:
 
 def check_complete(config: GPTConfig, weights: Weights) -> Weights:
     """Check this project's own state dict, drop a tied head; raises the errors of `to_gpt`."""
-    return to_gpt(config, weights, tuple(row(name, name) for name in shapes(config)))
+    names = dict.fromkeys([*shapes(config), "head.weight"])
+    return to_gpt(config, weights, tuple(row(name, name) for name in names))
 
 
 def _expected(config: GPTConfig, table: Table) -> Iterator[tuple[Row, Shape]]:
